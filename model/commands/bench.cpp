@@ -131,23 +131,23 @@ void print_bench_list() {
     fmt::print("{}", suites.text(2));
 }
 
-int run_bench(const BenchOptions& options, ProcessGroup& world) {
+int run_bench(const Options& all, ProcessGroup& world) {
+    const BenchOptions& options = all.bench;
     require(!options.capture || world.size() == 1, ExitCode::usage,
             "--capture: got {} ranks, want one: a profiler repeats kernels, and those of an exchange wait "
             "for each other",
             world.size());
-    const BackendChoice choice = choose_backend(options.backend, options.placement, world);
+    const BackendChoice choice = choose_backend(all.backend, all.placement, world);
     std::vector<Item> items =
         items_of(options, choice.kind == BackendKind::hopper ? Size::layer : Size::small);
     if (!options.match.empty()) keep_matching(items, options.match);
     const bool prints = world.rank() == 0;
     std::optional<RunFolder> run_folder;
     if (!options.out.empty())
-        run_folder.emplace(RunFolder::Request{.path = options.out,
-                                              .command = options.command,
-                                              .taken = options.taken,
-                                              .holder = options.holder},
-                           world);
+        run_folder.emplace(
+            RunFolder::Request{
+                .path = options.out, .command = all.command, .taken = all.taken, .holder = all.holder},
+            world);
     const OutputFolder* folder = prints && run_folder ? &run_folder->folder() : nullptr;
     if (prints && run_folder && !run_folder->note().empty()) fmt::print("{}\n", run_folder->note());
     Runner runner(choice, world, measure_options(options, choice));
@@ -159,7 +159,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                 printable(options.plugin), fmt::join(runner.plugin()->operations(), ", "));
     }
 
-    const Provenance provenance = make_provenance(options.command, choice, world.size());
+    const Provenance provenance = make_provenance(all.command, choice, world.size());
     if (prints) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
     if (options.describe) {
         for (const Item& item : items) {
@@ -178,7 +178,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
         const auto start = std::chrono::steady_clock::now();
-        if (prints && items.size() > 1 && options.terminal.detail != Terminal::Detail::quiet) {
+        if (prints && items.size() > 1 && all.terminal.detail != Terminal::Detail::quiet) {
             const auto left = eta.seconds_left();
             print_err(fmt::format("[{}/{}{}] {} {}\n", i + 1, items.size(),
                                   left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,

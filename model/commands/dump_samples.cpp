@@ -45,7 +45,7 @@ void write_samples(const OutputFolder& folder, const data::TokenSource& source, 
 
 }  // namespace
 
-int run_dump_samples(const RunOptions& options, ProcessGroup& world) {
+int run_dump_samples(const Options& options, ProcessGroup& world) {
     Config config = load_config(options.config_path, options.overrides, world.size(), options.hf_config);
     require(config.checkpoint.load.empty(), ExitCode::usage,
             "--dump-samples: got checkpoint.load = {}, want none: the windows are those of a run from its "

@@ -105,8 +105,8 @@ private:
     std::vector<float> losses_;
 };
 
-// All data, then each entry of data.data_path, if every one has the held-out part that it has in the whole:
-// text of a single file is divided otherwise than many files.
+// All data, then each entry of data.data_path, if their held-out parts together are that of all data: text of
+// a single file is divided differently than text of many files.
 std::vector<Source> sources_of(const Config& config, RunLog& log) {
     std::vector<Source> sources = {{"all", open_data(config)}};
     std::vector<std::string> paths = config.data.data_path;
@@ -171,7 +171,7 @@ Result evaluate(TrainedModel& model, const Source& source, int64_t windows, Proc
 
 }  // namespace
 
-int run_evaluate(const EvaluateOptions& options, ProcessGroup& world) {
+int run_evaluate(const Options& options, ProcessGroup& world) {
     TrainedModel model(options, world);
     Config& config = model.config();
     const TrainingSpec& asked = model.asked().training;

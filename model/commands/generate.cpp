@@ -14,7 +14,7 @@ using namespace data;
 
 namespace {
 
-// The window as data: the tokens so far, then zeros, which no earlier token sees.
+// The window as data: the tokens so far, then zeros, which causal attention hides from them.
 class Prompt final : public TokenSource {
 public:
     Prompt(std::vector<int32_t> tokens, int64_t vocab_size, int64_t seq_length)
@@ -87,8 +87,9 @@ std::string text_of(int32_t token) {
 
 }  // namespace
 
-int run_generate(const GenerateOptions& options, ProcessGroup& world) {
-    TrainedModel model(options, world);
+int run_generate(const Options& all, ProcessGroup& world) {
+    const GenerateOptions& options = all.generate;
+    TrainedModel model(all, world);
     const std::vector<int32_t> tokens = prompt_of(options, model.config());
     const int64_t trained_length = model.config().model.seq_length;
     const int64_t most = static_cast<int64_t>(tokens.size()) + options.max_tokens;

@@ -59,7 +59,7 @@ std::vector<std::string> with_plugins(std::vector<std::string> arguments,
     return arguments;
 }
 
-std::vector<std::string> with_options(std::vector<std::string> arguments, const RunOptions& options) {
+std::vector<std::string> with_options(std::vector<std::string> arguments, const Options& options) {
     constexpr const char* kNames[] = {"auto", "reference", "hopper"};
     if (options.backend != BackendKind::automatic)
         arguments.insert(arguments.end(), {"--backend", kNames[static_cast<size_t>(options.backend)]});
@@ -67,7 +67,7 @@ std::vector<std::string> with_options(std::vector<std::string> arguments, const 
     return with_plugins(std::move(arguments), options.plugins);
 }
 
-std::string config_of_run(const RunOptions& options, const std::string& out) {
+std::string config_of_run(const Options& options, const std::string& out) {
     const bool changed = std::ranges::any_of(
         options.overrides, [](const std::string& setting) { return !setting.starts_with("output.out="); });
     const bool is_read = !changed && options.hf_config.empty() && !options.config_path.empty();

@@ -20,13 +20,13 @@ struct NextStep {
     std::string what, command;
 };
 std::string next_text(const std::vector<NextStep>& steps);
-// `arguments` of another command on the same configuration, with what it was read with.
+// `arguments` of another command on the same configuration, with the plugins that it needs.
 std::vector<std::string> with_plugins(std::vector<std::string> arguments,
                                       const std::vector<std::string>& plugins);
-// The same of one that runs on ranks: what decides a run and is no key of the configuration.
-std::vector<std::string> with_options(std::vector<std::string> arguments, const RunOptions& options);
+// The same for a command that runs on ranks, with --backend and --force.
+std::vector<std::string> with_options(std::vector<std::string> arguments, const Options& options);
 // The configuration file for a command after this run: the one that the run read, or, if options other than
 // --out changed it, config.yaml below `out`.
-std::string config_of_run(const RunOptions& options, const std::string& out);
+std::string config_of_run(const Options& options, const std::string& out);
 
 }  // namespace fp8flow

@@ -23,7 +23,7 @@ using namespace predict;
 
 namespace {
 
-Config read_config(const PlanOptions& options, std::optional<int64_t> gpus) {
+Config read_config(const Options& options, std::optional<int64_t> gpus) {
     require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
             "plan: want a configuration, or --hf-config config.json (see configs/)");
     return load_config(options.config_path, options.overrides, gpus, options.hf_config);
@@ -31,7 +31,7 @@ Config read_config(const PlanOptions& options, std::optional<int64_t> gpus) {
 
 // With --gpus, a global batch that so many ranks do not share evenly is planned as the next larger one that
 // they do, and the output says so.
-Config config_for(const PlanOptions& options, std::optional<int64_t> gpus) {
+Config config_for(const Options& options, std::optional<int64_t> gpus) {
     if (!gpus) return read_config(options, gpus);
     Config config = read_config(options, std::nullopt);
     TrainingSpec& training = config.training;
@@ -53,22 +53,22 @@ void write(const std::string& out, const std::string& name, const std::string& t
     fmt::print("written: {}\n", folder.path_of(name));
 }
 
-Gpu gpu_of(const PlanOptions& options) {
-    Gpu gpu = load_gpu(options.gpu);
-    if (options.clock > 0) gpu.sheet.clock = options.clock;
-    gpu.sheet.network_given = options.network > 0;
-    if (options.network > 0) gpu.sheet.network_rate = options.network;
+Gpu gpu_of(const Options& options) {
+    Gpu gpu = load_gpu(options.plan.gpu);
+    if (options.plan.mhz > 0) gpu.sheet.clock = options.plan.mhz * 1e6;
+    gpu.sheet.network_given = options.plan.network > 0;
+    if (options.plan.network > 0) gpu.sheet.network_rate = options.plan.network * 1e9;
     return gpu;
 }
 
 // Wherever anything else is written.
-void write_page(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
+void write_page(const Options& options, const Config& config, const std::vector<Choice>& choices,
                 const Gpu& gpu) {
-    if (choices.empty() || (options.picture.empty() && !options.json)) return;
+    if (choices.empty() || (options.plan.picture.empty() && options.plan.json.empty())) return;
     const std::string page = plan_page(report::run_name(options.config_path, options.hf_config), choices, gpu,
                                        make_provenance(options.command, {}, 1));
     write(config.output.out, report::kPageFile, page);
-    if (!options.picture.empty()) write(config.output.out, options.picture + ".html", page);
+    if (!options.plan.picture.empty()) write(config.output.out, options.plan.picture + ".html", page);
 }
 
 void print_warnings(const Config& config) {
@@ -76,7 +76,7 @@ void print_warnings(const Config& config) {
 }
 
 // One run: every table of the plan, and its prediction.
-int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
+int plan_run(const Options& options, std::optional<int64_t> gpus) {
     Config config = config_for(options, gpus);
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
@@ -96,40 +96,40 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
                                      : "No prediction of time: shares are known of bf16, fp8_blockwise and "
                                        "fp8_flow with all optimisations on.\n" +
                                            consumers_text(fit, gpu.sheet)));
-    if (options.json) {
+    if (!options.plan.json.empty()) {
         std::string json = plan_json(config, plan, make_provenance(options.command, {}, 1));
         if (known) json = with_prediction(json, choices.front(), gpu);
-        write(config.output.out, *options.json, json);
+        write(config.output.out, options.plan.json, json);
     }
     write_page(options, config, choices, gpu);
     return 0;
 }
 
 // Several runs in one table.
-int plan_table(const PlanOptions& options) {
+int plan_table(const Options& options) {
     const Config config = read_config(options, std::nullopt);
-    std::vector<Recipe> recipes = options.recipes;
+    std::vector<Recipe> recipes = options.plan.recipes;
     if (recipes.empty()) recipes = {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow};
-    std::vector<int64_t> gpus = options.gpus;
+    std::vector<int64_t> gpus = options.plan.gpus;
     if (gpus.empty()) gpus = {config.parallel.expert_model_parallel_size};
     Search search = open_search(config, gpus, recipes);
-    if (!options.expert_parallel.empty()) search.expert_parallel = options.expert_parallel;
-    if (!options.micro_batches.empty()) search.micro_batches = options.micro_batches;
+    if (!options.plan.expert_parallel.empty()) search.expert_parallel = options.plan.expert_parallel;
+    if (!options.plan.micro_batches.empty()) search.micro_batches = options.plan.micro_batches;
     const Gpu gpu = gpu_of(options);
     const std::vector<Choice> choices = choose(config, search, gpu);
-    if (!options.markdown) print_warnings(config);
+    if (!options.plan.markdown) print_warnings(config);
     const auto why = [&](bool given, const char* option, const char* key) {
         return given                         ? std::string(option)
                : config.origin.contains(key) ? fmt::format("{} ({})", key, config.origin.at(key))
                                              : fmt::format("searched, because {} is not set", key);
     };
-    if (!options.markdown)
+    if (!options.plan.markdown)
         fmt::print("EP: {}; DP = GPUs / EP\nmicro-batch: {}\n\n",
-                   why(!options.expert_parallel.empty(), "--ep", "parallel.expert_model_parallel_size"),
-                   why(!options.micro_batches.empty(), "--micro-batch", "training.micro_batch_size"));
-    fmt::print("{}", options.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
-    if (options.json)
-        write(config.output.out, *options.json,
+                   why(!options.plan.expert_parallel.empty(), "--ep", "parallel.expert_model_parallel_size"),
+                   why(!options.plan.micro_batches.empty(), "--micro-batch", "training.micro_batch_size"));
+    fmt::print("{}", options.plan.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
+    if (!options.plan.json.empty())
+        write(config.output.out, options.plan.json,
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
     write_page(options, config, choices, gpu);
     return 0;
@@ -148,11 +148,13 @@ Recipe recipe_named(const std::string& name) {
          meant.empty() ? "" : "; ", meant);
 }
 
-int run_plan(const PlanOptions& options) {
-    const bool table = options.gpus.size() > 1 || !options.recipes.empty() ||
-                       !options.expert_parallel.empty() || !options.micro_batches.empty() || options.markdown;
+int run_plan(const Options& options) {
+    const bool table = options.plan.gpus.size() > 1 || !options.plan.recipes.empty() ||
+                       !options.plan.expert_parallel.empty() || !options.plan.micro_batches.empty() ||
+                       options.plan.markdown;
     if (table || options.config_path.empty()) return plan_table(options);
-    return plan_run(options, options.gpus.empty() ? std::nullopt : std::optional(options.gpus.front()));
+    return plan_run(options,
+                    options.plan.gpus.empty() ? std::nullopt : std::optional(options.plan.gpus.front()));
 }
 
 }  // namespace fp8flow

@@ -27,7 +27,7 @@ constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "d
 
 class ProfileRun {
 public:
-    ProfileRun(const RunOptions& options, ProcessGroup& world)
+    ProfileRun(const Options& options, ProcessGroup& world)
         : world_(world),
           config_(profiled_config(
               load_config(options.config_path, options.overrides, world.size(), options.hf_config),
@@ -201,6 +201,6 @@ int run_compare(const std::string& before, const std::string& after, const std::
     return 0;
 }
 
-int run_profile(const RunOptions& options, ProcessGroup& world) { return ProfileRun(options, world).run(); }
+int run_profile(const Options& options, ProcessGroup& world) { return ProfileRun(options, world).run(); }
 
 }  // namespace fp8flow

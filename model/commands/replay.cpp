@@ -26,9 +26,9 @@ namespace {
 constexpr const char* kHidden = "hidden_states";
 constexpr const char* kGradient = "grad_output";
 
-// The configuration's MoE layer alone: routing by the weights and nothing else, a capacity for every row, no
-// step around it.
-Config replay_config(const RunOptions& options, int world_size) {
+// Only the MoE layer of the configuration: routing by the weights, a capacity for every row, no training
+// step.
+Config replay_config(const Options& options, int world_size) {
     std::vector<std::string> overrides = {"training.micro_batch_size=1",
                                           fmt::format("training.global_batch_size={}", world_size)};
     overrides.insert(overrides.begin(), options.overrides.begin(),
@@ -55,18 +55,15 @@ Config replay_config(const RunOptions& options, int world_size) {
     return config;
 }
 
-FileDType stored_type(const HostValues& values) {
-    return values.integers.empty() ? FileDType::f32 : FileDType::i32;
-}
-
 class ReplayRun {
 public:
-    ReplayRun(const ReplayOptions& options, ProcessGroup& world)
-        : replay_(options),
+    ReplayRun(const Options& options, ProcessGroup& world)
+        : options_(options),
+          replay_(options.replay),
           world_(world),
           config_(replay_config(options, world.size())),
           backend_(choose_backend(options.backend, options.placement, world)),
-          input_(options.input),
+          input_(replay_.input),
           run_folder_(run_folder_of(options, config_), world),
           folder_(run_folder_.name()),
           log_(world.rank(), options.terminal) {
@@ -74,8 +71,8 @@ public:
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         share_tokens();
         if (!replay_.routing.empty()) give_routing();
-        layer_.emplace(config_, world, backend_, options.norm ? ReplayNorm::apply : ReplayNorm::skip,
-                       options.intermediates ? ReplayRecord::intermediates : ReplayRecord::results, own_,
+        layer_.emplace(config_, world, backend_, replay_.norm ? ReplayNorm::apply : ReplayNorm::skip,
+                       replay_.intermediates ? ReplayRecord::intermediates : ReplayRecord::results, own_,
                        slots_);
     }
 
@@ -149,7 +146,11 @@ private:
         config_.moe.given_ids = [ids](const MoeSpec&, int, int64_t, int64_t) { return ids; };
     }
 
-    // Rounded to BF16, which the residual stream is in.
+    const std::string& weights_path() const {
+        return options_.weights.empty() ? replay_.input : options_.weights;
+    }
+
+    // Rounded to BF16, the type of the residual stream.
     std::vector<Bf16> rows_of(const char* name) {
         const TensorSet::Item item = input_.find(name);
         const int64_t hidden = config_.model.hidden_size;
@@ -173,14 +174,13 @@ private:
 
     void load() {
         if (!layer_->exchange_note().empty()) log_.line(layer_->exchange_note());
-        const std::string path = replay_.weights.empty() ? replay_.input : replay_.weights;
-        const TensorSet weights(path);
+        const TensorSet weights(weights_path());
         names_ = find_names(weights, replay_.layer, config_.family);
         names_.folds.mlp_output = config_.folds.mlp_output;
         const LoadedWeights loaded =
             load_weights(weights, names_, layer_->targets(), {config_.model, config_.moe}, names_.scopes(),
                          layer_->parameters(), layer_->device(), {kHidden, kGradient});
-        log_.line(fmt::format("weights: {} ({} tensors, {} of them FP8)", path, loaded.tensors,
+        log_.line(fmt::format("weights: {} ({} tensors, {} of them FP8)", weights_path(), loaded.tensors,
                               loaded.dequantised));
     }
 
@@ -209,17 +209,16 @@ private:
         std::vector<TensorDeclaration> declarations;
         declarations.reserve(tensors.size());
         for (const auto& [name, values] : tensors)
-            declarations.push_back({name, stored_type(values), values.shape});
+            declarations.push_back(
+                {name, values.integers.empty() ? FileDType::f32 : FileDType::i32, values.shape});
         AtomicFile file = folder_.create_atomic(file_name);
         SafetensorsWriter writer(declarations, {{"recipe", std::string(recipe_name(config_.precision))}},
                                  [&](const void* data, size_t bytes) { file.write(data, bytes); });
         for (const auto& [name, values] : tensors) {
             if (values.integers.empty())
-                writer.append(name, values.floats.data(),
-                              static_cast<int64_t>(values.floats.size() * sizeof(float)));
+                writer.append(name, values.floats.data(), std::ssize(values.floats) * 4);
             else
-                writer.append(name, values.integers.data(),
-                              static_cast<int64_t>(values.integers.size() * sizeof(int32_t)));
+                writer.append(name, values.integers.data(), std::ssize(values.integers) * 4);
         }
         writer.finish();
         file.commit();
@@ -228,7 +227,7 @@ private:
     // What the tensors came from.
     void write_summary(bool backward) const {
         nlohmann::json summary = {{"input", replay_.input},
-                                  {"weights", replay_.weights.empty() ? replay_.input : replay_.weights},
+                                  {"weights", weights_path()},
                                   {"layer", replay_.layer},
                                   {"routing", replay_.routing},
                                   {"norm", replay_.norm},
@@ -237,7 +236,7 @@ private:
                                   {"tokens", tokens_},
                                   {"ranks", world_.size()},
                                   {"config", dump_config(config_)}};
-        add_provenance(summary, make_provenance(replay_.command, backend_, world_.size()));
+        add_provenance(summary, make_provenance(options_.command, backend_, world_.size()));
         folder_.write_json("replay.json", summary);
     }
 
@@ -251,7 +250,8 @@ private:
                        choice, layer_->expert_parallel_group(), layer_->device());
     }
 
-    ReplayOptions replay_;
+    const Options& options_;
+    const ReplayOptions& replay_;
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
@@ -267,6 +267,6 @@ private:
 
 }  // namespace
 
-int run_replay(const ReplayOptions& options, ProcessGroup& world) { return ReplayRun(options, world).run(); }
+int run_replay(const Options& options, ProcessGroup& world) { return ReplayRun(options, world).run(); }
 
 }  // namespace fp8flow

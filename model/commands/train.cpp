@@ -28,7 +28,7 @@ using namespace report;
 namespace {
 
 // The run continues in its own folder: it resumes from a checkpoint below it.
-bool continues_in_folder(const RunOptions& options, const Config& config) {
+bool continues_in_folder(const Options& options, const Config& config) {
     const std::string& load = config.checkpoint.load;
     const auto real = [](const std::string& path) {
         std::error_code error;
@@ -47,8 +47,8 @@ bool continues_in_folder(const RunOptions& options, const Config& config) {
     return continues;
 }
 
-// What `fp8flow train` begins with.
-Training::Setup setup_of(const RunOptions& options, ProcessGroup& world, RunLog& log) {
+// The setup of `fp8flow train`.
+Training::Setup setup_of(const Options& options, ProcessGroup& world, RunLog& log) {
     Config config = load_config(options.config_path, options.overrides, world.size(), options.hf_config);
     require_own_layers(config);
     const BackendChoice backend = choose_backend(options.backend, options.placement, world);
@@ -68,7 +68,7 @@ Training::Setup setup_of(const RunOptions& options, ProcessGroup& world, RunLog&
 
 class TrainRun : public Training {
 public:
-    TrainRun(const RunOptions& options, ProcessGroup& world, RunLog& log)
+    TrainRun(const Options& options, ProcessGroup& world, RunLog& log)
         : Training(setup_of(options, world, log)),
           config_to_name_(config_of_run(options, config_.output.out)),
           export_(export_plan(config_, options.hf_config)) {
@@ -147,7 +147,7 @@ private:
             log_.line(step_line(values, eta_->seconds_left(), log_.detail()));
     }
 
-    // Two of them, and again where memory has moved.
+    // A run captures two graphs, and both again when memory has moved.
     void report_graphs() {
         const CapturedSteps* graphs = trainer_->captured();
         if (graphs == nullptr || graphs->num_captures() == num_captures_) return;
@@ -166,7 +166,7 @@ private:
                               evaluation_text(config_, nats)));
     }
 
-    // By this run, not by those that it continues.
+    // By this run only, not by the runs that it continues.
     double tokens_read() const {
         return static_cast<double>(reported_) *
                static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
@@ -218,9 +218,8 @@ private:
                                   : ""));
         const int64_t micro_batches =
             config_.training.global_batch_size / config_.training.micro_batch_size / world_.size();
-        log_.line(fmt::format(
-            "  casts          {} explicit per step on rank 0, in {}", last_.casts,
-            micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
+        log_.line(fmt::format("  casts          {} explicit per step on rank 0, in {}", last_.casts,
+                              counted(micro_batches, "micro-batch")));
         log_.line("  redone         " + redone_text(redone_));
         log_.line("  memory         " + memory_text(memory_));
         nlohmann::json memory = memory_json(memory_);
@@ -292,7 +291,7 @@ private:
 
 }  // namespace
 
-int run_train(const RunOptions& options, ProcessGroup& world) {
+int run_train(const Options& options, ProcessGroup& world) {
     RunLog log(world.rank(), options.terminal);
     return TrainRun(options, world, log).run();
 }

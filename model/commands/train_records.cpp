@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What goes on from metrics.jsonl and tensor_stats.jsonl, which are cut.
+// Continues metrics.jsonl and tensor_stats.jsonl after the iteration at which a run resumes.
 #include "model/commands/train_records.h"
 
 #include "model/base/run_folder.h"
@@ -129,7 +129,7 @@ void TrainRecords::go_back(int64_t step) {
     open_events(step);
 }
 
-// Of the records in the files: those up to `kept`, which stay.
+// Reads the records up to `kept`, and cuts the files after them.
 int64_t TrainRecords::read_kept(int64_t kept) {
     if (config_.output.tensor_stats) {
         const auto observed = read_records(folder_->path_of(kTensorStatsFile), kept);

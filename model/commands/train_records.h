@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// TrainRecords: what adds up over the iterations of `fp8flow train`, in memory and in files: curves, routing,
-// tensor statistics, metrics.jsonl, tensor_stats.jsonl, TensorBoard's files. An iteration that is done again,
-// because the run resumed or went back to a checkpoint, counts once. Read next: report/records.h,
+// TrainRecords: what accumulates over the iterations of `fp8flow train`, in memory and files: curves,
+// routing, tensor statistics, metrics.jsonl, tensor_stats.jsonl, TensorBoard's files. An iteration that is
+// done again, because the run resumed or went back to a checkpoint, counts once. Read next: report/records.h,
 // report/tensorboard.h.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace fp8flow {
 class ExpertUse {
 public:
     void add(const StepResult& result);
-    // On experts without a token in the last iterations, where a fair share had been many; empty: none.
+    // About experts that received no token lately though an even share is many tokens; empty: none.
     std::string warning() const;
 
 private:
@@ -49,7 +49,7 @@ public:
     const report::Series& losses() const { return sums_.losses; }
     const report::Series& held_out() const { return sums_.held_out; }
     const report::RoutingHistory& routing() const { return sums_.routing; }
-    // What was observed in an iteration, as lines, events and in the history.
+    // Adds the tensor statistics of an iteration to the file, TensorBoard and the history.
     void add_tensor_stats(int64_t iteration);
     TensorStats& tensor_stats() { return tensor_stats_; }
     const report::TensorHistory& tensors() const { return sums_.tensors; }

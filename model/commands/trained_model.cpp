@@ -11,7 +11,7 @@ namespace fp8flow {
 
 namespace {
 
-Config read(const RunOptions& options) {
+Config read(const Options& options) {
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     CheckpointSpec& from = config.checkpoint;
     if (!options.weights.empty()) {
@@ -29,7 +29,7 @@ Config read(const RunOptions& options) {
 
 }  // namespace
 
-TrainedModel::TrainedModel(const RunOptions& options, ProcessGroup& world)
+TrainedModel::TrainedModel(const Options& options, ProcessGroup& world)
     : options_(options),
       world_(world),
       asked_(read(options)),

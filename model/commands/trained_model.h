@@ -16,7 +16,7 @@ namespace fp8flow {
 class TrainedModel {
 public:
     // Reads the configuration. On other ranks than the run was trained on, a batch is a micro-batch of each.
-    TrainedModel(const RunOptions& options, ProcessGroup& world);
+    TrainedModel(const Options& options, ProcessGroup& world);
 
     // Makes the model and reads its weights: those of --weights, of the newest checkpoint of a run, or what
     // the configuration names. Collective.
@@ -29,7 +29,7 @@ public:
     const std::string& weights() const { return weights_; }  // where they came from
 
 private:
-    const RunOptions& options_;
+    const Options& options_;
     ProcessGroup& world_;
     Config asked_, config_;
     BackendChoice backend_;

@@ -137,8 +137,8 @@ void Training::save() {
     saving([&] { return saver_->save(*trainer_); });
 }
 
-// What cannot be written ends the run, or with checkpoint.on_error: warn is said, and tried again at the
-// next interval. All ranks see the same error.
+// A checkpoint that cannot be written ends the run. With checkpoint.on_error: warn it is a warning, and the
+// next interval tries again. All ranks see the same error.
 template <class Call> void Training::saving(Call call) {
     try {
         if (const std::optional<CheckpointSaver::Published> saved = call()) {
@@ -166,8 +166,8 @@ void Training::report(const CheckpointSaver::Published& saved) {
                     saved.paused * 1e3));
 }
 
-// To the last checkpoint, and on with the data after the step that diverged. False: that is not wanted,
-// or has been done too often, or there is none.
+// Returns to the last checkpoint and continues with the data after the step that diverged. False: not
+// configured, done too often, or there is no checkpoint.
 bool Training::go_back(const Diverged& problem) {
     if (config_.training.on_divergence != OnDivergence::rollback || rollbacks_ == kMostRollbacks)
         return false;
@@ -194,8 +194,8 @@ bool Training::go_back(const Diverged& problem) {
     return true;
 }
 
-// The model is that before the step that diverged; it may have a checkpoint already. A checkpoint that
-// cannot be written does not hide why the run ends.
+// The model is as before the step that diverged, and may have a checkpoint already. If none can be written,
+// that is a warning: the run ends with the error of the step.
 void Training::keep_last_state() {
     if (!saver_ || !saves_last_) return;
     try {
@@ -233,7 +233,7 @@ void Training::find_checkpoints() {
         refuse_newer_checkpoints(0);
 }
 
-// All below --out; another folder's are refused like anybody's.
+// All below --out. Those in another folder are refused, as those of any other run.
 void Training::remove_checkpoints() {
     on_all_ranks(world_, [&] {
         if (!folder_.is_first_rank()) return;
@@ -248,7 +248,7 @@ void Training::remove_checkpoints() {
     });
 }
 
-// Older and newer by the step in its name: those of another run would be mixed with ours.
+// The number of the step in a name decides which is newer, so those of another run would mix with ours.
 void Training::refuse_newer_checkpoints(int64_t steps_done) {
     on_all_ranks(world_, [&] {
         if (world_.rank() != 0) return;

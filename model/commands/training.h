@@ -21,7 +21,7 @@ namespace fp8flow {
 class Training {
 public:
     struct Setup {
-        const RunOptions& options;
+        const Options& options;
         Config config;
         ProcessGroup& world;
         BackendChoice backend;
@@ -34,7 +34,8 @@ public:
     virtual ~Training() = default;
 
 protected:
-    // Each of these is collective. The folder, and no checkpoints in it that this run could not follow.
+    // Each of these is collective. Opens the folder; refuses one with checkpoints that are newer than this
+    // run.
     explicit Training(Setup setup);
     // With the weights of checkpoint.pretrained_checkpoint.
     void make_trainer(std::shared_ptr<const data::TokenSource> data,
@@ -52,7 +53,7 @@ protected:
     virtual void on_evaluation(double nats) = 0;
 
     ProcessGroup& world_;
-    const RunOptions& options_;
+    const Options& options_;
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;

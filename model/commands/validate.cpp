@@ -34,7 +34,7 @@ std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}
 
 class ValidateRun {
 public:
-    ValidateRun(const RunOptions& options, ProcessGroup& world);
+    ValidateRun(const Options& options, ProcessGroup& world);
     int run();
 
 private:
@@ -61,7 +61,7 @@ private:
     BackendChoice backend_;
     std::string joined_;  // what was decided of micro-batches
     Provenance provenance_;
-    RunOptions options_;
+    Options options_;
     std::vector<Arm> arms_;
     std::vector<int64_t> seeds_;
     std::vector<Job> jobs_;                // in the order in which they run
@@ -236,7 +236,7 @@ private:
     bool diverged_ = false;
 };
 
-ValidateRun::ValidateRun(const RunOptions& options, ProcessGroup& world)
+ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
     : world_(world),
       config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
       backend_(choose_backend(options.backend, options.placement, world)),
@@ -388,6 +388,6 @@ std::string ValidateRun::label_of(const Job& job) const {
 
 }  // namespace
 
-int run_validate(const RunOptions& options, ProcessGroup& world) { return ValidateRun(options, world).run(); }
+int run_validate(const Options& options, ProcessGroup& world) { return ValidateRun(options, world).run(); }
 
 }  // namespace fp8flow

@@ -17,7 +17,7 @@ using namespace validate;
 namespace {
 
 // Without two runs of the same arm and seed.
-std::vector<RunFile> joined_files(const RunOptions& options) {
+std::vector<RunFile> joined_files(const Options& options) {
     std::vector<RunFile> files;
     for (const std::string& folder : options.joined) {
         const size_t before = files.size();
@@ -50,7 +50,7 @@ std::vector<RunFile> joined_files(const RunOptions& options) {
 
 }  // namespace
 
-int write_validation(const RunOptions& options, const Config& config, const Provenance& own,
+int write_validation(const Options& options, const Config& config, const Provenance& own,
                      const std::vector<RunFile>& files, const OutputFolder& folder, RunLog& log) {
     const Provenance provenance = as_trained(own, files.front().content);
     const std::vector<Arm> arms = arms_of(files);
@@ -99,7 +99,7 @@ int write_validation(const RunOptions& options, const Config& config, const Prov
     return passes ? 0 : static_cast<int>(ExitCode::verdict_miss);
 }
 
-int run_join(const RunOptions& options, ProcessGroup& world) {
+int run_join(const Options& options, ProcessGroup& world) {
     const std::vector<RunFile> files = joined_files(options);
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     RunFolder run_folder(run_folder_of(options, config), world);

@@ -21,7 +21,7 @@ TEST(NextSteps, CommandsAreReadyToBeTyped) {
 
 TEST(NextSteps, TheConfigurationOfANextCommandHasWhatTheRunHad) {
     const auto config_of = [](const char* path, const char* hf_config, std::vector<std::string> settings) {
-        RunOptions options;
+        Options options;
         options.config_path = path;
         options.hf_config = hf_config;
         options.overrides = std::move(settings);
