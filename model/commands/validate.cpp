@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
-// a control arm. An arm trained with one seed is a job on its own, which leaves runs/ARM-SEED/run.json
-// (model/validate/run_file.h) next to the files of a training. A finished job is not run
-// again. An interrupted one continues from its last checkpoint (checkpoint.save_interval), or begins again.
+// `fp8flow validate`: trains with the same data, seed and initial weights under every recipe, and compares
+// the losses with BF16 and with a control arm. A job is an arm trained with one seed. It leaves
+// runs/ARM-SEED/run.json (model/validate/run_file.h) next to the files of a training. A finished job is not
+// run again. An interrupted one continues from its last checkpoint (checkpoint.save_interval), or begins
+// again.
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/folder.h"
 #include "model/commands/next_steps.h"
@@ -15,9 +16,11 @@
 #include "model/validate/initial_weights.h"
 #include "model/validate/run_file.h"
 
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <ranges>
 
 namespace fp8flow {
 
@@ -40,17 +43,15 @@ public:
 private:
     struct Job {
         const Arm* arm;
-        int64_t number, seed;  // number: of the arm
+        int64_t seed;
         std::string name() const { return job_name(arm->name, seed); }
-        bool is_of(const RunFile& file) const {
-            return file.content.at("arm") == arm->name && file.content.at("seed") == seed;
-        }
+        bool is_of(const RunFile& file) const { return file.arm() == arm->name && file.seed() == seed; }
     };
     class JobTraining;
     void choose_jobs();
     void read_files();
     bool run_jobs();                        // false: a signal asked to stop
-    json begin_file(const Job& job) const;  // what it says before the training
+    json begin_file(const Job& job) const;  // its content before the training
     std::string folder_of(const std::string& job) const;
     // On the first rank; null: not done.
     const RunFile* done(const std::string& arm, int64_t seed) const;
@@ -59,7 +60,7 @@ private:
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
-    std::string joined_;  // what was decided of micro-batches
+    std::string joined_;  // the line of decide_joined
     Provenance provenance_;
     Options options_;
     std::vector<Arm> arms_;
@@ -75,7 +76,7 @@ private:
 
 class ValidateRun::JobTraining : public Training {
 public:
-    // begun: there is a file of this job, without its end.
+    // begun: the file of this job is there, but not complete.
     JobTraining(ValidateRun& run, const Job& job, bool begun)
         : Training(setup_of(run, job, begun)), run_(run), job_(job) {
         saves_last_ = false;
@@ -184,24 +185,22 @@ private:
 
     void on_evaluation(double nats) override { held_out_ = nats; }
 
-    // Without its checkpoints, which nobody needs any more.
+    // Completes the file of the job and removes its checkpoints.
     void finish() {
         const Trainer::MemorySums saved = trainer_->saved_memory();
         saver_.reset();
         if (!folder_.is_first_rank()) return;
         json losses = json::array(), grad_norms = json::array();
         std::vector<double> seconds;
-        RoutingHistory routing;
         json last = json::object();
         for (json& step : records()) {
             if (step.at("type") != "step") continue;
             losses.push_back(step.at("lm_loss"));
             grad_norms.push_back(step.at("grad_norm"));
             seconds.push_back(step.at("seconds"));
-            routing.add(step);
             last = std::move(step);
         }
-        std::ranges::nth_element(seconds, seconds.begin() + static_cast<int64_t>(seconds.size() / 2));
+        const RoutingHistory& routing = records_.routing();
         double wire = 0;
         for (const char* part : {"routing", "dispatch", "combine"})
             wire += last.value(std::string("wire_bytes_") + part, 0.0);
@@ -216,13 +215,13 @@ private:
              {"routing", routing.empty() ? json(nullptr) : shortened(routing.group(job_.arm->name))}});
         json& measured = file_["measured"];
         add_provenance(measured, provenance_);
-        measured.update({{"seconds per step", seconds.empty() ? 0.0 : seconds[seconds.size() / 2]},
+        measured.update({{"seconds per step", spread_of(seconds).median},
                          {"saved bytes", sum_of(trainer_->saved_bytes())},
                          {"saved bytes reserved", saved.reserved},
                          {"saved bytes used", saved.used}});
         folder_.check();
         folder_.folder().write_json(kRunFile, file_, -1);
-        std::erase_if(run_.known_, [&](const RunFile& file) { return job_.is_of(file); });  // its begin
+        std::erase_if(run_.known_, [&](const RunFile& file) { return job_.is_of(file); });
         run_.known_.push_back({file_, folder_.folder().path_of(kRunFile)});
         std::error_code error;
         std::filesystem::remove_all(folder_.folder().path_of(checkpoint::kCheckpoints), error);
@@ -273,7 +272,7 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
     });
 }
 
-// And what the run writes at its start. On the first rank.
+// On the first rank. Also writes the first files of this run.
 void ValidateRun::read_files() {
     known_ = read_run_files(config_.output.out);
     if (options_.taken == RunFolder::Taken::overwrite)  // with --only: others stay
@@ -289,12 +288,10 @@ void ValidateRun::read_files() {
 }
 
 int ValidateRun::run() {
-    std::string names, seeds;
-    for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
-    for (const int64_t seed : seeds_) seeds += fmt::format("{}{}", seeds.empty() ? "" : ", ", seed);
-    log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
+    log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)",
+                          fmt::join(arms_ | std::views::transform(&Arm::name), ", "),
                           config_.training.train_iters));
-    if (seeds_.size() > 1) log_.line("seeds: " + seeds);
+    if (seeds_.size() > 1) log_.line(fmt::format("seeds: {}", fmt::join(seeds_, ", ")));
     const bool done = run_jobs();
     if (run_folder_) run_folder_->check();
     if (!done) {
@@ -324,18 +321,17 @@ void ValidateRun::choose_jobs() {
     const std::string &only = options_.only, &routing_of = options_.routing_of;
     const size_t colon = std::min(only.rfind(':'), only.size());
     const std::string arm = job_name(only.substr(0, colon), 0);
-    std::string names;
+    std::vector<std::string> names;
     for (const int64_t seed : seeds_)
-        for (size_t number = 0; number < arms_.size(); ++number) {
-            const Job job{&arms_[number], static_cast<int64_t>(number), seed};
-            names += fmt::format("{}{}:{}", names.empty() ? "" : ", ", job.arm->name, seed);
+        for (const Arm& one : arms_) {
+            names.push_back(fmt::format("{}:{}", one.name, seed));
             if (only.empty() ||
-                (arm == job_name(job.arm->name, 0) && only.substr(colon) == fmt::format(":{}", seed)))
-                jobs_.push_back(job);
+                (arm == job_name(one.name, 0) && only.substr(colon) == fmt::format(":{}", seed)))
+                jobs_.push_back({&one, seed});
         }
-    require(!jobs_.empty(), ExitCode::usage, "--only: got {}, want one of {}", only, names);
+    require(!jobs_.empty(), ExitCode::usage, "--only: got {}, want one of {}", only, fmt::join(names, ", "));
     require(routing_of.empty() || std::ranges::count(arms_, routing_of, &Arm::name) > 0, ExitCode::usage,
-            "--routing-of: got {}, want the arm of one of {}", routing_of, names);
+            "--routing-of: got {}, want the arm of one of {}", routing_of, fmt::join(names, ", "));
     std::ranges::stable_sort(
         jobs_, {}, [&](const Job& job) { return std::pair(job.seed, job.arm->name != routing_of); });
 }
@@ -343,7 +339,7 @@ void ValidateRun::choose_jobs() {
 json ValidateRun::begin_file(const Job& job) const {
     return {{"arm", job.arm->name},
             {"seed", job.seed},
-            {"number", job.number},
+            {"number", job.arm - arms_.data()},
             {"against", job.arm->against},
             {"keys", job.arm->keys},
             {"commit", provenance_.commit},
@@ -374,7 +370,7 @@ bool ValidateRun::run_jobs() {
 
 const RunFile* ValidateRun::done(const std::string& arm, int64_t seed) const {
     for (const RunFile& file : known_)
-        if (file.is_done() && file.content.at("arm") == arm && file.content.at("seed") == seed) return &file;
+        if (file.is_done() && file.arm() == arm && file.seed() == seed) return &file;
     return nullptr;
 }
 

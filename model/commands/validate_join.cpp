@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What `fp8flow validate` says of its runs, trained by this process or joined (--join).
+// The report of `fp8flow validate` on runs that this process has trained, or that are joined (--join).
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
 #include "model/report/page/run_pages.h"
@@ -16,7 +16,7 @@ using namespace validate;
 
 namespace {
 
-// Without two runs of the same arm and seed.
+// Sorted. Refuses two runs of the same arm and seed.
 std::vector<RunFile> joined_files(const Options& options) {
     std::vector<RunFile> files;
     for (const std::string& folder : options.joined) {
@@ -27,23 +27,19 @@ std::vector<RunFile> joined_files(const Options& options) {
                 folder, folder, kRuns);
     }
     sort_run_files(files);
-    // the runs of an ablation need no bf16: all others are compared with the first arm
-    const nlohmann::json first = files.front().content.at("arm");
-    const bool is_ablation =
-        files.back().content.at("arm") != first && std::ranges::all_of(files, [&](const RunFile& file) {
-            return file.content.at("arm") == first || file.content.at("against") == first;
-        });
+    // an ablation needs no run of bf16: all its arms are compared with the first one
+    const std::string first = files.front().arm();
+    const bool is_ablation = files.back().arm() != first && std::ranges::all_of(files, [&](const auto& file) {
+                                 return file.arm() == first || file.content.at("against") == first;
+                             });
     const bool has_baseline = files.front().content.at("number") == 0 || is_ablation;
     require(
         has_baseline, ExitCode::usage,
         "--join: no run of the baseline among them, which is the first arm: run it with --only, and join it");
-    const auto same = [](const RunFile& a, const RunFile& b) {
-        return a.content.at("arm") == b.content.at("arm") && a.content.at("seed") == b.content.at("seed");
-    };
-    const auto twice = std::ranges::adjacent_find(files, same);
-    require(twice == files.end(), ExitCode::usage,
-            "--join: {} and {} are the same arm and seed; leave one out",
-            twice == files.end() ? "" : twice->path, twice == files.end() ? "" : (twice + 1)->path);
+    for (size_t i = 1; i < files.size(); ++i)
+        require(files[i - 1].arm() != files[i].arm() || files[i - 1].seed() != files[i].seed(),
+                ExitCode::usage, "--join: {} and {} are the same arm and seed; leave one out",
+                files[i - 1].path, files[i].path);
     check_agree(files, options.equal_commits);
     return files;
 }
@@ -86,15 +82,12 @@ int write_validation(const Options& options, const Config& config, const Provena
                     folder.path()));
     const bool passes = outcomes.verdict == Verdict::pass,
                ablates = !passes && options.ablation == Ablation::none;
-    const auto next = [&](const char* what, const char* command, std::vector<std::string> arguments) {
-        arguments.insert(arguments.begin(), config_of_run(options, config.output.out));
-        log.result(next_text(
-            {{what, command_line(command, with_options(std::move(arguments), options), provenance.ranks)}}));
-    };
-    if (ablates)
-        next("which optimisation it is", "validate", {"--ablate", "--out", config.output.out + "_ablation"});
-    else
-        next("where the time goes", "profile", {"--out", config.output.out + "_profile"});
+    std::vector<std::string> next = {config_of_run(options, config.output.out), "--out",
+                                     config.output.out + (ablates ? "_ablation" : "_profile")};
+    if (ablates) next.insert(next.begin() + 1, "--ablate");
+    log.result(next_text(
+        {{ablates ? "which optimisation it is" : "where the time goes",
+          command_line(ablates ? "validate" : "profile", with_options(next, options), provenance.ranks)}}));
     log.result(fmt::format("verdict: {}", name_of(outcomes.verdict)));
     return passes ? 0 : static_cast<int>(ExitCode::verdict_miss);
 }
@@ -116,8 +109,7 @@ int run_join(const Options& options, ProcessGroup& world) {
         folder.write_atomic("config.yaml", run_config_yaml(config, provenance));
         const OutputFolder runs = folder.subfolder(kRuns);
         for (const RunFile& file : files)
-            runs.subfolder(job_name(file.content.at("arm"), file.content.at("seed")))
-                .write_json(kRunFile, file.content, -1);
+            runs.subfolder(job_name(file.arm(), file.seed())).write_json(kRunFile, file.content, -1);
         for (const std::string& missing : missing_jobs(files))
             log.line("warning: " + missing + " is missing");
         status = write_validation(options, config, provenance, files, folder, log);

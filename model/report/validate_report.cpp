@@ -20,12 +20,6 @@ constexpr double kPercent = 100;
 
 double limit_of(const Config& config) { return config.validate.max_relative_loss_error; }
 
-double mean_of(const Losses& values) {
-    double sum = 0;
-    for (const double value : values) sum += value;
-    return sum / static_cast<double>(values.size());
-}
-
 std::string difference_text(double mean, double half_width, int decimals) {
     std::string text = fmt::format("{:+.{}f}", mean, decimals);
     return std::isfinite(half_width) ? text + fmt::format(" ± {:.{}f}", half_width, decimals) : text;
@@ -101,15 +95,8 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
                             : o.arm == kControlArm ? "noise floor"
                                                    : name_of(o.verdict)}};
     if (!o.runs.empty()) {
-        const Curve& curve = o.runs.front()->curve;
-        arm.update({{"held out", mean_of(o.held_out_losses)},
-                    {"casts per step", curve.casts_per_step},
-                    {"wire bytes per step", curve.wire_bytes_per_step},
-                    {"equal_choices", curve.equal_choices},
-                    {"saved bytes", curve.saved_bytes},
-                    {"saved bytes reserved", curve.saved_reserved},
-                    {"saved bytes used", curve.saved_used},
-                    {"seconds per step", curve.seconds_per_step}});
+        arm.update(o.runs.front()->costs);
+        arm["held out"] = mean_of(o.held_out_losses);
     }
     if (o.training.pairs == 0) return arm;
     arm.update({{"against", o.against},
@@ -138,15 +125,16 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
                     "max error", "ms", "verdict"}};
     for (const Outcome& o : outcomes.arms) {
         const double detectable = o.training.detectable() / o.base;
-        cells.push_back({label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
-                         format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
-                         o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
-                         percent_text(o.held_out, o.base_held_out),
-                         o.to_control ? format_fixed(*o.to_control, 1) : "-",
-                         o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
-                         o.pairs.empty() ? "-" : format_percent(o.smoothed.max, 3),
-                         o.runs.empty() ? "-" : format_fixed(o.runs.front()->curve.seconds_per_step * 1e3, 0),
-                         verdict_text(o, config)});
+        cells.push_back(
+            {label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
+             format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
+             o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
+             percent_text(o.held_out, o.base_held_out), o.to_control ? format_fixed(*o.to_control, 1) : "-",
+             o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
+             o.pairs.empty() ? "-" : format_percent(o.smoothed.max, 3),
+             o.runs.empty() ? "-"
+                            : format_fixed(o.runs.front()->costs.value("seconds per step", 0.0) * 1e3, 0),
+             verdict_text(o, config)});
     }
     return cells;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One arm per recipe, one per switch of the flow, one for the noise floor.
+// Makes the arms, and checks that they may be compared.
 #include "model/validate/arms.h"
 
 #include "kernels/core/error.h"
@@ -35,7 +35,7 @@ void check_same_run(const Arm& base, const Arm& arm) {
                              line.starts_with("schedule.") || line.starts_with("training.main_grads_dtype") ||
                              line.starts_with("training.exp_avg") ||
                              line.starts_with("moe.moe_row_alignment");
-        require(allowed, ExitCode::usage, "arms must differ in the recipe alone; {} and {} differ in {}",
+        require(allowed, ExitCode::usage, "arms must differ in the recipe only; {} and {} differ in {}",
                 base.name, arm.name, line);
     }
 }
@@ -86,9 +86,9 @@ Names settings_of(const std::string& text) {
     return settings;
 }
 
-// Of --arm. A recipe or a flow among its keys comes first: options that it does not know return to their
-// defaults, as in the arms of recipes.
-Arm own_arm(const Config& base, const std::string& text, int ranks) {
+// The arm of one --arm. Its recipe or flow is applied first, so that options that this recipe does not have
+// return to their defaults, as in the arms of recipes.
+Arm parse_arm(const Config& base, const std::string& text, int ranks) {
     const size_t colon = text.find(':'), at = std::min(text.find('@'), colon);
     const std::string name = text.substr(0, at);
     require(colon != std::string::npos && !name.empty() && at + 1 != colon && colon + 1 < text.size(),
@@ -142,30 +142,30 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
         const std::string name(recipe_name(Recipe::fp8_flow));
         const bool runs = std::ranges::find(arms, name, &Arm::name) != arms.end();
         for (const auto& [own, keys] : kFlowSwitches)
-            arms.push_back(own_arm(
+            arms.push_back(parse_arm(
                 config, fmt::format("{}{}:recipe={},{}", own, runs ? "@" + name : "", name, keys), ranks));
     }
     for (const Arm& arm : arms) check_same_run(arms.front(), arm);
     return arms;
 }
 
-std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, const Names& own) {
-    std::vector<Recipe> recipes = {Recipe::bf16};
-    const bool has_recipes = own.empty() || config.origin.contains("validate.recipes");
+std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, const Names& options) {
+    std::vector<Recipe> recipes = {Recipe::bf16};  // without repetitions
+    const bool has_recipes = options.empty() || config.origin.contains("validate.recipes");
     for (Recipe recipe : has_recipes ? config.validate.recipes : std::vector<Recipe>{})
         if (std::ranges::find(recipes, recipe) == recipes.end()) recipes.push_back(recipe);
     std::vector<Arm> arms;
-    if (ablation == Ablation::state_dtypes && recipes.size() > 1) {  // the baseline has FP32 state alone
+    if (ablation == Ablation::state_dtypes && recipes.size() > 1) {  // the baseline has FP32 state only
         arms = {{std::string(recipe_name(recipes.front())), with_recipe(config, recipes.front())}};
         recipes.erase(recipes.begin());
     }
     std::vector<Arm> others;
-    if (own.empty())
+    if (options.empty())
         others = recipe_arms(config, recipes, ablation, ranks);
     else
         for (Recipe recipe : recipes)
             others.push_back({std::string(recipe_name(recipe)), with_recipe(config, recipe)});
-    for (const std::string& text : own) others.push_back(own_arm(config, text, ranks));
+    for (const std::string& text : options) others.push_back(parse_arm(config, text, ranks));
     for (Arm& arm : others) {
         arms.push_back(std::move(arm));
         check_same_run(arms.front(), arms.back());
@@ -178,7 +178,8 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, c
     std::set<std::string> names;
     for (Arm& arm : arms) {
         require(names.insert(job_name(arm.name, 0)).second, ExitCode::usage,
-                "--arm {}: two arms have this name, or names that differ in signs alone", arm.name);
+                "--arm {}: two arms have this name, or names that differ in special characters only",
+                arm.name);
         require(arm.against.empty() ||
                     (arm.against != arm.name && std::ranges::count(arms, arm.against, &Arm::name) > 0),
                 ExitCode::usage, "--arm {}@{}: want the name of another arm after the @", arm.name,

@@ -4,101 +4,75 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <set>
 
 namespace fp8flow::validate {
 
 namespace {
 
-using Value = std::function<double(const Curve&)>;
-
-// What the arms of one validation share.
-struct Validation {
-    const std::vector<Run>& runs;
-    const ValidateSpec& spec;
-    const Outcomes& outcomes;
-
-    const Run* find(const std::string& arm, int64_t seed) const {
-        for (const Run& run : runs)
-            if (run.arm == arm && run.seed == seed) return &run;
-        return nullptr;
-    }
-    std::vector<Pair> pairs(const Outcome& outcome) const {
-        std::vector<Pair> result;
-        for (const int64_t seed : outcomes.seeds) {
-            const Run *own = find(outcome.arm, seed), *base = find(outcome.against, seed);
-            if (own != nullptr && base != nullptr && !own->diverged && !base->diverged)
-                result.push_back({&own->curve, &base->curve});
-        }
-        return result;
-    }
-    // One value per seed; NaN: the arm did not run with it, or diverged.
-    Losses losses(const std::string& arm, const Value& value) const {
-        Losses result;
-        for (const int64_t seed : outcomes.seeds) {
-            const Run* run = find(arm, seed);
-            const bool ended = run != nullptr && !run->diverged;
-            result.push_back(ended ? value(run->curve) : std::nan(""));
-        }
-        return result;
-    }
-    double training_loss(const Curve& curve) const { return mean_in(outcomes.window, curve.loss); }
+// One arm, by seed. Null: no run with this seed. NaN: no run, it diverged, or it has no such loss.
+struct ArmLosses {
+    std::vector<const Run*> runs;
+    Losses training, held_out;
 };
 
-double held_out_loss(const Curve& curve) { return curve.held_out > 0 ? curve.held_out : std::nan(""); }
+bool ended(const Run* run) { return run != nullptr && !run->diverged; }
 
-double mean_over(const std::vector<Pair>& pairs, const std::function<double(const Pair&)>& value) {
-    double sum = 0;
-    for (const Pair& pair : pairs) sum += value(pair);
-    return sum / static_cast<double>(pairs.size());
+ArmLosses losses_of(const std::string& arm, const std::vector<Run>& runs, const Outcomes& all) {
+    ArmLosses losses;
+    for (const int64_t seed : all.seeds) {
+        const auto found =
+            std::ranges::find_if(runs, [&](const Run& run) { return run.arm == arm && run.seed == seed; });
+        const Run* const run = found == runs.end() ? nullptr : &*found;
+        const bool evaluated = ended(run) && run->curve.held_out > 0;
+        losses.runs.push_back(run);
+        losses.training.push_back(ended(run) ? mean_in(all.window, run->curve.loss) : std::nan(""));
+        losses.held_out.push_back(evaluated ? run->curve.held_out : std::nan(""));
+    }
+    return losses;
 }
 
-Comparison smoothed(const std::vector<Pair>& pairs, const ValidateSpec& spec) {
-    Comparison result;
-    const auto count = static_cast<double>(pairs.size());
-    for (const Pair& pair : pairs) {
+void add_smoothed(Outcome& outcome, const ValidateSpec& spec) {
+    Comparison& sum = outcome.smoothed;
+    const auto count = static_cast<double>(outcome.pairs.size());
+    for (const Pair& pair : outcome.pairs) {
         const Comparison one = compare(*pair.own, *pair.base, spec.ema_decay, spec.warmup_iters);
-        result.max = larger(result.max, one.max);
-        result.raw_max = larger(result.raw_max, one.raw_max);
-        result.mean += one.mean / count;
-        result.signed_last += one.signed_last / count;
-        result.grad_norm_ratio += one.grad_norm_ratio / count;
+        sum.max = larger(sum.max, one.max);
+        sum.raw_max = larger(sum.raw_max, one.raw_max);
+        sum.mean += one.mean / count;
+        sum.signed_last += one.signed_last / count;
+        sum.grad_norm_ratio += one.grad_norm_ratio / count;
     }
-    return result;
 }
 
-// An arm that diverges, or has a loss that is not a number, with a seed with which its baseline ends is a
+// If an arm diverges, or has a loss that is not a number, with a seed with which its baseline ends, it is a
 // miss, whatever the other seeds say.
-void give_verdict(const Validation& all, Outcome& outcome) {
-    const double limit = all.spec.max_relative_loss_error * outcome.base;
-    outcome.verdict = judge(outcome.training, limit);
-    for (const int64_t seed : all.outcomes.seeds) {
-        const Run *own = all.find(outcome.arm, seed), *base = all.find(outcome.against, seed);
-        if (own == nullptr || base == nullptr || base->diverged) continue;
-        if (own->diverged || std::isnan(all.training_loss(own->curve) - all.training_loss(base->curve)))
-            outcome.verdict = Verdict::miss;
+void compare_with_baseline(const ArmLosses& own, const ArmLosses& base, const Outcomes& all,
+                           const ValidateSpec& spec, Outcome& outcome) {
+    bool fails = false;
+    double squares = 0;
+    for (size_t i = 0; i < own.runs.size(); ++i) {
+        if (own.runs[i] == nullptr || !ended(base.runs[i])) continue;
+        const double difference = own.training[i] - base.training[i];
+        fails |= std::isnan(difference);
+        if (own.runs[i]->diverged) continue;
+        outcome.pairs.push_back({&own.runs[i]->curve, &base.runs[i]->curve});
+        outcome.base += base.training[i];
+        outcome.base_held_out += base.runs[i]->curve.held_out;
+        squares += difference * difference;
     }
+    const std::vector<Pair>& pairs = outcome.pairs;
+    const auto count = static_cast<double>(pairs.size());
+    outcome.base /= count;
+    outcome.base_held_out /= count;
+    outcome.root_mean_square = std::sqrt(squares / count);
+    outcome.training = pairs.size() == 1 ? within_run(pairs[0].own->loss, pairs[0].base->loss, all.window)
+                                         : over_seeds(own.training, base.training, all.training);
+    outcome.held_out = over_seeds(own.held_out, base.held_out, all.held_out);
+    add_smoothed(outcome, spec);
+    const double limit = spec.max_relative_loss_error * outcome.base;
+    outcome.verdict = fails ? Verdict::miss : judge(outcome.training, limit);
     if (outcome.verdict == Verdict::inconclusive) outcome.growth = growth_to_decide(outcome.training, limit);
-}
-
-void compare_with_baseline(const Validation& all, Outcome& outcome) {
-    const Outcomes& outcomes = all.outcomes;
-    const auto difference = [&](const Value& value, const PooledVariance& pooled) {
-        return over_seeds(all.losses(outcome.arm, value), all.losses(outcome.against, value), pooled);
-    };
-    const std::vector<Pair>& pairs = outcome.pairs = all.pairs(outcome);
-    const auto training = [&](const Curve& curve) { return all.training_loss(curve); };
-    outcome.training = pairs.size() == 1
-                           ? within_run(pairs[0].own->loss, pairs[0].base->loss, outcomes.window)
-                           : difference(training, outcomes.training);
-    outcome.held_out = difference(held_out_loss, outcomes.held_out);
-    outcome.base = mean_over(pairs, [&](const Pair& pair) { return training(*pair.base); });
-    outcome.base_held_out = mean_over(pairs, [](const Pair& pair) { return pair.base->held_out; });
-    outcome.root_mean_square = std::sqrt(mean_over(
-        pairs, [&](const Pair& pair) { return std::pow(training(*pair.own) - training(*pair.base), 2); }));
-    outcome.smoothed = smoothed(pairs, all.spec);
-    give_verdict(all, outcome);
 }
 
 void compare_with_control(Outcomes& outcomes) {
@@ -116,9 +90,8 @@ void compare_with_control(Outcomes& outcomes) {
 }  // namespace
 
 const Outcome* Outcomes::find(const std::string& arm) const {
-    for (const Outcome& outcome : arms)
-        if (outcome.arm == arm) return &outcome;
-    return nullptr;
+    const auto found = std::ranges::find(arms, arm, &Outcome::arm);
+    return found == arms.end() ? nullptr : &*found;
 }
 
 Outcomes outcomes_of(const std::vector<Run>& runs, const std::vector<Arm>& arms, const ValidateSpec& spec) {
@@ -132,35 +105,33 @@ Outcomes outcomes_of(const std::vector<Run>& runs, const std::vector<Arm>& arms,
     result.seeds.assign(seeds.begin(), seeds.end());
     result.window = window_of(steps, static_cast<size_t>(spec.warmup_iters));
 
-    const Validation all{runs, spec, result};
     std::vector<Losses> training, held_out;
     for (const Arm& arm : arms) {
-        training.push_back(all.losses(arm.name, [&](const Curve& c) { return all.training_loss(c); }));
-        held_out.push_back(all.losses(arm.name, held_out_loss));
+        ArmLosses own = losses_of(arm.name, runs, result);
+        training.push_back(std::move(own.training));
+        held_out.push_back(std::move(own.held_out));
     }
     result.training = pooled_variance(training);
     result.held_out = pooled_variance(held_out);
-    bool miss = false, open = false;
     for (const Arm& arm : arms) {
+        const ArmLosses own = losses_of(arm.name, runs, result);
         Outcome outcome{.arm = arm.name};
-        for (const int64_t seed : result.seeds)
-            if (const Run* run = all.find(arm.name, seed); run != nullptr) {
-                outcome.diverged += run->diverged;
-                if (run->diverged) continue;
-                outcome.runs.push_back(run);
-                outcome.losses.push_back(all.training_loss(run->curve));
-                outcome.held_out_losses.push_back(run->curve.held_out);
-            }
+        for (size_t i = 0; i < own.runs.size(); ++i) {
+            outcome.diverged += own.runs[i] != nullptr && own.runs[i]->diverged;
+            if (!ended(own.runs[i])) continue;
+            outcome.runs.push_back(own.runs[i]);
+            outcome.losses.push_back(own.training[i]);
+            outcome.held_out_losses.push_back(own.runs[i]->curve.held_out);
+        }
         if (!result.arms.empty()) {
             outcome.against = arm.against.empty() ? arms.front().name : arm.against;
-            compare_with_baseline(all, outcome);
-            miss |= arm.name != kControlArm && outcome.verdict == Verdict::miss;
-            open |= arm.name != kControlArm && outcome.verdict == Verdict::inconclusive;
+            compare_with_baseline(own, losses_of(outcome.against, runs, result), result, spec, outcome);
+            // the worst of all arms but the control arm
+            if (arm.name != kControlArm) result.verdict = std::max(result.verdict, outcome.verdict);
         }
         result.arms.push_back(std::move(outcome));
     }
     compare_with_control(result);
-    result.verdict = miss ? Verdict::miss : open ? Verdict::inconclusive : Verdict::pass;
     return result;
 }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// From the runs of a validation to what is said of each arm: differences with intervals, verdict, columns of
-// the table. Pure functions.
+// Compares the runs of a validation: for each arm the differences with intervals and the verdict. Pure
+// functions.
 #pragma once
 
 #include "model/config/config.h"
 #include "model/validate/arms.h"
 #include "model/validate/statistics.h"
+
+#include <nlohmann/json.hpp>
 
 #include <optional>
 #include <string>
@@ -13,20 +15,30 @@
 
 namespace fp8flow::validate {
 
+// An arm trained with one seed.
+struct Run {
+    std::string arm;
+    int64_t seed = 0;
+    Curve curve;
+    bool diverged = false;  // the curve ends before the step that diverged
+    // As validate.json has them: "seconds per step" (median), "casts per step", ...
+    nlohmann::json costs = nlohmann::json::object();
+};
+
 // Two runs with one seed that ended.
 struct Pair {
     const Curve *own, *base;
 };
 
-// Points into the runs that it was made from.
+// An arm. Points into the runs.
 struct Outcome {
     std::string arm, against;            // against: empty for the baseline
-    std::vector<const Run*> runs;        // those of the arm that ended, by seed
+    std::vector<const Run*> runs;        // those that ended, by seed
     std::vector<Pair> pairs;             // with the arm `against`
     int64_t diverged = 0;                // seeds with which it diverged
     Losses losses, held_out_losses;      // of `runs`; the training loss is the mean of the window
     Difference training, held_out;       // to the arm `against`
-    double base = 0, base_held_out = 0;  // mean losses of that arm with the same seeds: nats to percent
+    double base = 0, base_held_out = 0;  // mean losses of that arm with the same seeds
     Comparison smoothed;                 // over seeds: the largest of its maxima, the mean of the rest
     double root_mean_square = 0;         // of the training differences over seeds, nats
     std::optional<double> to_control;    // its ratio to the control arm's
@@ -41,7 +53,7 @@ struct Outcomes {
     PooledVariance training, held_out;
     std::vector<Outcome> arms;        // the baseline first
     std::optional<double> noise;      // the control arm's largest smoothed difference
-    Verdict verdict = Verdict::pass;  // of all arms but the control arm
+    Verdict verdict = Verdict::pass;  // the worst of all arms but the control arm
 
     const Outcome* find(const std::string& arm) const;
 };

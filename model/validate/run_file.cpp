@@ -132,8 +132,7 @@ std::vector<RunFile> read_run_files(const std::string& folder) {
 
 void sort_run_files(std::vector<RunFile>& files) {
     std::ranges::sort(files, {}, [](const RunFile& file) {
-        return std::tuple(file.content.at("number").get<int64_t>(), file.content.at("arm").get<std::string>(),
-                          file.content.at("seed").get<int64_t>());
+        return std::tuple(file.content.at("number").get<int64_t>(), file.arm(), file.seed());
     });
 }
 
@@ -141,8 +140,8 @@ std::vector<std::string> missing_jobs(const std::vector<RunFile>& files) {
     std::map<std::string, std::set<int64_t>> seeds_of;
     std::set<int64_t> seeds;
     for (const RunFile& file : files) {
-        seeds_of[file.content.at("arm")].insert(file.content.at("seed").get<int64_t>());
-        seeds.insert(file.content.at("seed").get<int64_t>());
+        seeds_of[file.arm()].insert(file.seed());
+        seeds.insert(file.seed());
     }
     std::vector<std::string> missing;
     for (const auto& [arm, own] : seeds_of)
@@ -153,18 +152,17 @@ std::vector<std::string> missing_jobs(const std::vector<RunFile>& files) {
 
 Run run_of(const json& file) {
     const json& measured = file.at("measured");
-    const auto bytes = [&](const char* key) { return measured.value(key, 0.0); };
-    Run run{.arm = file.at("arm"), .seed = file.at("seed"), .curve = {}, .diverged = file.at("diverged")};
-    run.curve = {.loss = numbers(file.at("lm_loss")),
-                 .grad_norm = numbers(file.at("grad_norm")),
-                 .held_out = number(file.at("held out")),
-                 .seconds_per_step = bytes("seconds per step"),
-                 .saved_bytes = bytes("saved bytes"),
-                 .saved_reserved = bytes("saved bytes reserved"),
-                 .saved_used = bytes("saved bytes used"),
-                 .equal_choices = numbers(file.value("equal choices", json::array())),
-                 .wire_bytes_per_step = file.at("wire bytes per step"),
-                 .casts_per_step = file.at("casts per step")};
+    Run run{.arm = file.at("arm"),
+            .seed = file.at("seed"),
+            .curve = {.loss = numbers(file.at("lm_loss")),
+                      .grad_norm = numbers(file.at("grad_norm")),
+                      .held_out = number(file.at("held out"))},
+            .diverged = file.at("diverged"),
+            .costs = {{"casts per step", file.at("casts per step")},
+                      {"wire bytes per step", file.at("wire bytes per step")},
+                      {"equal_choices", file.value("equal choices", json::array())}}};
+    for (const char* key : {"seconds per step", "saved bytes", "saved bytes reserved", "saved bytes used"})
+        run.costs[key] = measured.value(key, 0.0);
     return run;
 }
 
@@ -187,9 +185,8 @@ Provenance as_trained(Provenance provenance, const json& file) {
 std::vector<Arm> arms_of(const std::vector<RunFile>& files) {
     std::vector<Arm> arms;
     for (const RunFile& file : files) {
-        const std::string name = file.content.at("arm");
-        if (!arms.empty() && arms.back().name == name) continue;
-        arms.push_back({.name = name,
+        if (!arms.empty() && arms.back().name == file.arm()) continue;
+        arms.push_back({.name = file.arm(),
                         .config = {},
                         .against = file.content.at("against"),
                         .keys = file.content.at("keys")});

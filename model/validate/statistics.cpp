@@ -13,11 +13,7 @@ namespace fp8flow::validate {
 
 namespace {
 
-double mean_of(const std::vector<double>& values) {
-    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-// Of the values around their mean.
+// The sum of squares around the mean.
 double squares_of(const std::vector<double>& values) {
     const double mean = mean_of(values);
     double sum = 0;
@@ -25,7 +21,7 @@ double squares_of(const std::vector<double>& values) {
     return sum;
 }
 
-// What is left of each value after the mean of its row and of its column: rows are arms, columns seeds.
+// Each value minus the means of its row and its column: rows are arms, columns seeds.
 std::vector<std::vector<double>> residuals(std::vector<std::vector<double>> rows) {
     for (size_t column = 0; column < rows.front().size(); ++column) {
         double sum = 0;
@@ -51,7 +47,8 @@ double bartlett(const std::vector<std::vector<double>>& rows) {
     return count * std::log(sum / count) - logs;
 }
 
-// The share of tables of normal values with equal variances that have at least the statistic of `rows`.
+// The share of random tables of normal values with equal variances that have at least the statistic of
+// `rows`.
 double share_of_draws_above(const std::vector<std::vector<double>>& rows) {
     constexpr int kDraws = 1000;
     std::mt19937_64 generator(51);
@@ -68,6 +65,10 @@ double share_of_draws_above(const std::vector<std::vector<double>>& rows) {
 }
 
 }  // namespace
+
+double mean_of(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
 
 std::vector<double> ema(const std::vector<double>& values, double decay) {
     std::vector<double> result;
@@ -227,7 +228,7 @@ Difference within_run(const std::vector<double>& arm, const std::vector<double>&
 }
 
 const char* name_of(Verdict verdict) {
-    constexpr const char* kNames[] = {"pass", "miss", "inconclusive"};
+    constexpr const char* kNames[] = {"pass", "inconclusive", "miss"};
     return kNames[static_cast<size_t>(verdict)];
 }
 

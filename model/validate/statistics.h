@@ -1,40 +1,23 @@
 // SPDX-License-Identifier: MIT
-// The statistic of `validate`: a run and its curves, smoothed differences, mean differences of losses, paired
-// by seed, with 95 % intervals, and the verdict. Pure functions. The formulas with their sources:
-// docs/usage/validate.md.
+// The statistics of `validate`: smoothed differences of curves, mean differences of losses, paired by seed,
+// with 95 % intervals, and the verdict. Pure functions. docs/usage/validate.md has the formulas and their
+// sources.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace fp8flow::validate {
 
 struct Curve {
-    std::vector<double> loss, grad_norm;        // one per step
-    double held_out = 0;                        // nats; 0: not evaluated
-    double seconds_per_step = 0;                // median
-    double saved_bytes = 0;                     // for the backward, at the peak of the last step
-    double saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
-    std::vector<double> equal_choices;          // by MoE layer, mean over steps; empty: no given routing
-    double wire_bytes_per_step = 0;
-    int64_t casts_per_step = 0;
+    std::vector<double> loss, grad_norm;  // one per step
+    double held_out = 0;                  // nats; 0: not evaluated
 };
 
-// One job of a validation: an arm trained with one seed. Lists of runs are ordered as the arms, then as the
-// seeds were given.
-struct Run {
-    std::string arm;
-    int64_t seed = 0;
-    Curve curve;
-    bool diverged = false;  // the curve ends before the step that diverged
-};
-
-// The larger of two; NaN if the second is NaN, which std::max would drop: a curve that is not a number must
-// not pass.
+// The larger of two; NaN if the second is NaN, which std::max would drop: a curve with NaN must not pass.
 inline double larger(double most, double value) { return value > most || std::isnan(value) ? value : most; }
 
 // Exponential moving average with start-up correction (as Adam's moments).
@@ -59,11 +42,12 @@ struct Window {
 };
 Window window_of(size_t steps, size_t warmup);
 double mean_in(Window window, const std::vector<double>& values);
+double mean_of(const std::vector<double>& values);
 
 // Losses of one arm, one per seed in the order of all seeds, nats; NaN: no such run, or it diverged.
 using Losses = std::vector<double>;
 
-// Where the interval comes from. run: blocks of steps of one run, which say nothing about another seed.
+// Where the interval comes from. run: blocks of steps of one run; another seed can differ by more.
 enum class Noise : uint8_t { unknown, run, seeds, pooled };
 const char* name_of(Noise noise);
 
@@ -96,7 +80,7 @@ Difference over_seeds(const Losses& arm, const Losses& base, const PooledVarianc
 // One seed: 20 blocks of steps. Their correlation r leaves 20 (1 - r) / (1 + r) independent ones.
 Difference within_run(const std::vector<double>& arm, const std::vector<double>& base, Window window);
 
-enum class Verdict : uint8_t { pass, miss, inconclusive };
+enum class Verdict : uint8_t { pass, inconclusive, miss };  // the best first
 const char* name_of(Verdict verdict);
 // limit in nats. pass: the interval lies within +-limit; miss: outside, or the mean is not a number.
 Verdict judge(const Difference& difference, double limit);

@@ -353,7 +353,7 @@ TEST(ValidateJobs, ArmsThatAreWrongAreRefused) {
     for (const auto& [arm, reason] :
          std::map<std::string, std::string>{{"flow", "want NAME:key=value,key=value"},
                                             {"flow:recipe=fp9", "--arm flow: "},
-                                            {"flow:hidden_size=256", "arms must differ in the recipe alone"},
+                                            {"flow:hidden_size=256", "arms must differ in the recipe only"},
                                             {"bf16:recipe=mxfp8", "two arms have this name"}}) {
         expect_contains(
             failure(2, fp8flow_alone(test_run("validate", folder.path("out"), {}, {"--arm", arm}))), reason);
