@@ -9,6 +9,7 @@
 #include "model/config/fields.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
+#include "model/report/plan_report.h"
 #include "model/report/run_report.h"
 #include "model/safetensors/header.h"
 
@@ -20,6 +21,7 @@ namespace fp8flow {
 
 using namespace plan;
 using namespace predict;
+using namespace report;
 
 namespace {
 
@@ -61,13 +63,13 @@ Gpu gpu_of(const Options& options) {
     return gpu;
 }
 
-// Wherever anything else is written.
+// If --json or --picture writes something else.
 void write_page(const Options& options, const Config& config, const std::vector<Choice>& choices,
                 const Gpu& gpu) {
     if (choices.empty() || (options.plan.picture.empty() && options.plan.json.empty())) return;
-    const std::string page = plan_page(report::run_name(options.config_path, options.hf_config), choices, gpu,
+    const std::string page = plan_page(run_name(options.config_path, options.hf_config), choices, gpu,
                                        make_provenance(options.command, {}, 1));
-    write(config.output.out, report::kPageFile, page);
+    write(config.output.out, kPageFile, page);
     if (!options.plan.picture.empty()) write(config.output.out, options.plan.picture + ".html", page);
 }
 
@@ -97,9 +99,9 @@ int plan_run(const Options& options, std::optional<int64_t> gpus) {
                                        "fp8_flow with all optimisations on.\n" +
                                            consumers_text(fit, gpu.sheet)));
     if (!options.plan.json.empty()) {
-        std::string json = plan_json(config, plan, make_provenance(options.command, {}, 1));
-        if (known) json = with_prediction(json, choices.front(), gpu);
-        write(config.output.out, options.plan.json, json);
+        nlohmann::ordered_json json = plan_json(config, plan, make_provenance(options.command, {}, 1));
+        if (known) json["prediction"] = prediction_json(choices.front(), gpu);
+        write(config.output.out, options.plan.json, json.dump(2) + "\n");
     }
     write_page(options, config, choices, gpu);
     return 0;
@@ -130,7 +132,7 @@ int plan_table(const Options& options) {
     fmt::print("{}", options.plan.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
     if (!options.plan.json.empty())
         write(config.output.out, options.plan.json,
-              choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
+              choices_json(choices, gpu, make_provenance(options.command, {}, 1)).dump(2) + "\n");
     write_page(options, config, choices, gpu);
     return 0;
 }

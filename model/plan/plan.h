@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What a run will need, computed from the configuration alone, without running anything: parameters, FLOPs
-// per token, memory per GPU by category, wire bytes per rank. Every figure is a closed formula that the tests
-// check by hand counts.
+// What a run needs, computed from the configuration only, without running anything: parameters, FLOPs per
+// token, memory per GPU by category, wire bytes per rank. Every figure is a closed formula, which tests
+// compare with counts made by hand.
 #pragma once
 
-#include "model/base/provenance.h"
 #include "model/config/config.h"
 
 #include <algorithm>
@@ -90,12 +89,6 @@ struct RunPlan {
 
 // Throws Error(usage) if the configuration is not legal on that many GPUs, or its sizes cannot be counted.
 RunPlan make_plan(const Config& config, int64_t gpus);
-
-// "sequences of 4096 tokens (model.seq_length), experts evenly loaded"; a length that nobody gave says so.
-std::string assumptions_text(const Config& config);
-// `answer`: a prediction, which comes before the tables.
-std::string plan_text(const Config& config, const RunPlan& plan, const std::string& answer = "");
-std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance);
 
 // The parts, for tests and for `profile`.
 // True if the configuration can be run, on so many GPUs where a number is given.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Runs of one model over numbers of GPUs, recipes, expert-parallel sizes and micro-batches: the table that
-// `plan` prints.
+// Runs of one model on several numbers of GPUs, with several recipes, expert-parallel sizes and
+// micro-batches: the table that `plan` prints.
 #pragma once
 
 #include "model/base/provenance.h"
 #include "model/predict/fit.h"
 #include "model/predict/time.h"
+
+#include <nlohmann/json_fwd.hpp>
 
 #include <optional>
 #include <string>
@@ -21,15 +23,15 @@ struct Search {
     bool own_batch = false;  // the configuration states global_batch_size; else kSequences per GPU
 };
 
-inline constexpr int64_t kSequences = 8;  // per GPU and step, if nothing else is said
+inline constexpr int64_t kSequences = 8;  // per GPU and step, if the configuration does not set the batch
 
 struct Choice {
     Config config;
     int64_t gpus = 1;
     StepTime time;
-    std::optional<StepTime> per_host;  // experts span hosts: with rows once per (token, host)
+    std::optional<StepTime> per_host;  // if experts span hosts: with one row per (token, host)
     Fit fit;
-    bool best = false;  // of its number of GPUs and recipe: shown in detail; the fastest, if it fits
+    bool best = false;  // the fastest that fits, of its number of GPUs and recipe; if none fits, the nearest
 
     bool fastest_that_fits() const { return best && fit.fits(); }
 
@@ -50,21 +52,22 @@ std::optional<Joining> joining_of(const Config& config, int64_t gpus, const Gpu&
 // One run as it is configured.
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu);
 
-// What a configuration does not set: sizes that it leaves to the search.
+// Searches the sizes that the configuration does not set.
 Search open_search(const Config& config, std::vector<int64_t> gpus, std::vector<Recipe> recipes);
 
-// One choice for each (GPUs, recipe, expert-parallel size), with its best micro-batch. Throws Error(usage) if
+// One choice for each (GPUs, recipe, expert-parallel size), with the best micro-batch. Throws Error(usage) if
 // no combination is legal.
 std::vector<Choice> choose(const Config& config, const Search& search, const Gpu& gpu);
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu);
 std::string choices_markdown(const std::vector<Choice>& choices, const Gpu& gpu);
-std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance);
-// Of one run: printed above the plan's own tables, and added to its JSON.
+nlohmann::ordered_json choices_json(const std::vector<Choice>& choices, const Gpu& gpu,
+                                    const Provenance& provenance);
+// Of one run: printed above the tables of the plan, and "prediction" in its JSON.
 std::string prediction_text(const Choice& choice, const Gpu& gpu);
-std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu);
+nlohmann::ordered_json prediction_json(const Choice& choice, const Gpu& gpu);
 std::string plan_page(const std::string& model, std::vector<Choice> choices, const Gpu& gpu,
                       const Provenance& provenance);  // report.html, of the best choices
-std::string statement(const Gpu& gpu);  // that it is a prediction, its calibration and its error
+std::string statement(const Gpu& gpu);  // "A prediction for the H200, calibrated ...", and its error
 
 }  // namespace fp8flow::predict

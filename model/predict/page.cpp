@@ -2,6 +2,7 @@
 // report.html of `plan`: the best choices, as choices_json has them.
 #include "model/report/page/page.h"
 #include "model/predict/choose.h"
+#include "model/report/plan_report.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
 
@@ -12,7 +13,6 @@
 namespace fp8flow::predict {
 
 using namespace report;
-using nlohmann::json;
 
 namespace {
 
@@ -47,7 +47,7 @@ std::string plan_page(const std::string& model, std::vector<Choice> choices, con
     Page page(fmt::format("{}, predicted for the {}{}", model, gpu.sheet.gpu, speed_up_of(choices, gpu)),
               model_shape(config), provenance);
     page.fact("prediction", statement(gpu));
-    page.fact("assumed", plan::assumptions_text(config));
+    page.fact("assumed", assumptions_text(config));
     std::erase_if(choices, [](const Choice& choice) { return !choice.best; });
     for (const Choice& choice : choices)
         page.fact(fmt::format("{} GPUs, {}, EP {}", choice.gpus, recipe_name(choice.config.precision.recipe),
@@ -59,7 +59,7 @@ std::string plan_page(const std::string& model, std::vector<Choice> choices, con
                                   : fmt::format("{}, {} tokens/s in all", format_duration(choice.time.step),
                                                 format_si(choice.time.tokens_per_second())),
                               choice.fit.needed / 0x1p30, choice.fit.fits() ? "" : ", which does not fit"));
-    page.set("plan", json::parse(choices_json(choices, gpu, provenance)));
+    page.set("plan", choices_json(choices, gpu, provenance));
     page.set("configuration", dump_config(config));
     return page.html();
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The choices as text and JSON.
 #include "model/predict/choose.h"
+#include "model/report/plan_report.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
 
@@ -201,7 +202,7 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
             one_row_per_host(first) ? "host" : "rank");
     const auto beyond = std::ranges::find_if(choices, [](const auto& c) { return c.time.extrapolated(); });
     if (beyond != choices.end()) out += extrapolation_text(beyond->time, gpu);
-    out += fmt::format("Assumed: {}{}.\n", plan::assumptions_text(first),
+    out += fmt::format("Assumed: {}{}.\n", assumptions_text(first),
                        first.model.attention ? "" : "; no attention, in time, memory and MFU");
     return out + statement(gpu);
 }
@@ -210,11 +211,11 @@ std::string choices_markdown(const std::vector<Choice>& choices, const Gpu& gpu)
     return table_of(choices, gpu, Wanted::markdown).markdown();
 }
 
-std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance) {
+ordered_json choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance) {
     ordered_json json = {{"prediction", calibration_of(gpu)}, {"choices", ordered_json::array()}};
     for (const Choice& choice : choices) json["choices"].push_back(json_of(choice, gpu));
     add_provenance(json, provenance);
-    return json.dump(2) + "\n";
+    return json;
 }
 
 std::string prediction_text(const Choice& c, const Gpu& gpu) {
@@ -250,20 +251,17 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     return out + statement(gpu);
 }
 
-std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu) {
-    ordered_json json = ordered_json::parse(plan_json);
-    json["prediction"] = calibration_of(gpu);
-    const ordered_json own = json_of(choice, gpu);
-    for (const auto& [key, value] : own.items())
-        if (key != "gpu") json["prediction"][key] = value;
+ordered_json prediction_json(const Choice& choice, const Gpu& gpu) {
+    ordered_json json = calibration_of(gpu);
+    json.update(json_of(choice, gpu));
     if (const auto joined = joining_of(choice.config, choice.gpus, gpu))
-        json["prediction"]["joined_weight_gradients"] = {{"used", joined->used},
-                                                         {"micro_batches", joined->micro_batches},
-                                                         {"layer_seconds_single", joined->layer_single},
-                                                         {"layer_seconds_joined", joined->layer_joined},
-                                                         {"layer_bytes_single", joined->bytes_single},
-                                                         {"layer_bytes_joined", joined->bytes_joined}};
-    return json.dump(2);
+        json["joined_weight_gradients"] = {{"used", joined->used},
+                                           {"micro_batches", joined->micro_batches},
+                                           {"layer_seconds_single", joined->layer_single},
+                                           {"layer_seconds_joined", joined->layer_joined},
+                                           {"layer_bytes_single", joined->bytes_single},
+                                           {"layer_bytes_joined", joined->bytes_joined}};
+    return json;
 }
 
 }  // namespace fp8flow::predict

@@ -449,7 +449,8 @@ std::vector<Work> attention_work(const Config& config, const PrecisionSpec& prec
                  v_dim = f64(m.v_dim()), t = s.tokens, h = s.hidden;
     const double q = heads * dim, v = heads * v_dim, qkv = q + groups * (dim + v_dim);
     const double keys = t * (f64(m.seq_length) + 1);  // FLOPs of one causal GEMM per column
-    const double above = diagonal_share(f64(m.seq_length));
+    // computed in tiles of 128 x 128 above the diagonal, as a share of the FLOPs that count
+    const double above = 127 / (f64(m.seq_length) + 1);
     Stages out("attention", s);
     const bool linears = s.fp8 && precision.fp8_attention_linears, wire_rows = linears && s.flow;
     const HeadWork heads_work(config, out, linears);

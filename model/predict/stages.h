@@ -37,10 +37,6 @@ struct Work {
     }
 };
 
-// Causal attention computes whole tiles of 128 x 128: what lies above the diagonal in them, of the FLOPs that
-// count.
-inline double diagonal_share(double seq_length) { return 127 / (seq_length + 1); }
-
 // True for the recipes that the formulas know: bf16, fp8_blockwise, fp8_flow without an optimisation off.
 bool knows(const PrecisionSpec& precision);
 

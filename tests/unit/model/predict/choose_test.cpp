@@ -91,7 +91,7 @@ TEST(Choose, BetweenHostsAPredictionIsARange) {
     EXPECT_GT(machines.time.most, machines.time.step);
     EXPECT_NE(prediction_text(machines, gpu).find("extrapolation"), std::string::npos);
     EXPECT_NE(plan_page("a", {machines}, gpu, {}).find("extrapolation"), std::string::npos);
-    const auto range = nlohmann::json::parse(choices_json({machines}, gpu, {})).at("choices")[0];
+    const auto range = choices_json({machines}, gpu, {}).at("choices")[0];
     EXPECT_DOUBLE_EQ(range.at("step_seconds_range")[1], machines.time.most);
     gpu.sheet.network_rate /= 10;
     EXPECT_GT(predicted(wide, 16, gpu).time.least, machines.time.most)
@@ -143,7 +143,7 @@ TEST(Choose, JsonAndPageHoldTheChoices) {
     const Gpu gpu = load_gpu("h200");
     const Config config = shipped("layer_deepseek_v3");
     const auto choices = choose(config, open_search(config, {4}, {Recipe::bf16, Recipe::fp8_flow}), gpu);
-    const auto json = nlohmann::json::parse(choices_json(choices, gpu, {}));
+    const auto json = choices_json(choices, gpu, {});
     ASSERT_EQ(json.at("choices").size(), 2u);
     EXPECT_EQ(json.at("prediction").at("source"), "profile_deepseek_v3_4gpu_recipes.json");
     double sum = 0;
@@ -173,7 +173,7 @@ TEST(Choose, OnlyWhatFitsIsMarkedAndCompared) {
     }
     EXPECT_EQ(choices_markdown(choices, gpu).find("*"), std::string::npos) << choices_markdown(choices, gpu);
     EXPECT_NE(choices_text(choices, gpu).find("Does not fit"), std::string::npos);
-    EXPECT_EQ(nlohmann::json::parse(choices_json(choices, gpu, {})).at("choices")[0].at("best"), false);
+    EXPECT_EQ(choices_json(choices, gpu, {}).at("choices")[0].at("best"), false);
     EXPECT_NE(plan_page("a", choices, gpu, {}).find(R"("a, predicted for the H100")"), std::string::npos);
 }
 
