@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which folder a run gets, and what is left of it where the run does not start.
+// Chooses the folder of a run, and removes what was made if the run does not start.
 #include "model/base/run_folder.h"
 
 #include "kernels/core/error.h"
@@ -125,7 +125,7 @@ FolderLock::Attempt RunFolder::try_to_take(const Request& request) {
     return attempt;
 }
 
-// A run that was ended a moment ago may not be quite gone.
+// A run that has just been ended may still hold the folder.
 void RunFolder::take_this(const Request& request) {
     constexpr std::chrono::milliseconds kBetweenAttempts{100};
     const auto began = std::chrono::steady_clock::now();
@@ -148,7 +148,7 @@ void RunFolder::take_next(const Request& request) {
         const FolderLock::Attempt attempt =
             is_free(folder_->path()) ? try_to_take(request) : FolderLock::Attempt::held;
         if (attempt == FolderLock::Attempt::gone) continue;
-        // Once more: another run may have come and ended meanwhile.
+        // Checks again: another run may have written here and ended meanwhile.
         if (attempt == FolderLock::Attempt::taken && is_free(folder_->path())) {
             if (number > 1)
                 note_ = fmt::format(

@@ -22,7 +22,7 @@ struct Number {
     double value;
 };
 
-// Takes the members of arguments apart, those of members too.
+// Lists the tensors and numbers of arguments, those of nested structs too.
 class Parts {
 public:
     std::vector<NamedTensor> tensors;

@@ -63,7 +63,7 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
         {"bytes", row.work.bytes},
         {"wire_bytes", row.work.wire_bytes},
         {"flops", row.work.flops},
-        {"ceiling", row.ceiling.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.ceiling)},
+        {"ceiling", text(row.ceiling)},
         {"ceiling_us", us(row.ceiling_seconds)},
         {"ceiling_share", share},
         {"launches", row.launches ? nlohmann::json(*row.launches) : nlohmann::json(nullptr)},

@@ -14,7 +14,7 @@ namespace fp8flow::bench {
 
 namespace {
 
-// What a check of an operation's arguments says, without the place in the source and the expression.
+// Reports a failed check of an operation's arguments, without the place in the source and the expression.
 [[noreturn]] void refuse(const std::string& operation, const Shape& shape, std::string reason) {
     const std::string mark = "check failed: ";
     reason.erase(0, reason.find(mark) + mark.size());
@@ -114,11 +114,11 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     Machine machine{ops, world_, choice_, plugin_.get()};
     Sets sets(ops.device());
     build(sets, machine, what, shape);
-    // half of the free memory, since the ceilings need some; the same number on every rank
-    const int64_t room = 1 + ops.device().free_bytes() / 2 / std::max<int64_t>(sets.bytes(), 1);
-    int64_t fewer = -std::min(machine_.meter().sets_for(sets.bytes()), room);
-    world_.all_reduce_max(std::span<int64_t>(&fewer, 1));
-    const int64_t num_sets = -fewer;
+    // at most half of the free memory, since the ceilings need some; on every rank the smallest number
+    const int64_t that_fit = 1 + ops.device().free_bytes() / 2 / std::max<int64_t>(sets.bytes(), 1);
+    int64_t negative = -std::min(machine_.meter().sets_for(sets.bytes()), that_fit);
+    world_.all_reduce_max(std::span<int64_t>(&negative, 1));
+    const int64_t num_sets = -negative;
     while (static_cast<int64_t>(sets.calls.size()) < num_sets) build(sets, machine, what, shape);
     ops.device().synchronize();
     Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
@@ -143,7 +143,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     row.timing = time();
     row.work = sets.calls.front().work;
     row.tensor_bytes = sets.bytes();
-    // ranks that wait for each other count their calls, and recording one would break the count
+    // ranks that wait for each other count their calls, and recording a call would break the count
     if (subject.together == nullptr)
         if (const auto launches = count_launches(choice_, sets.calls.front().run))
             row.launches = launches->all();
@@ -165,8 +165,8 @@ void Runner::add_plugin(const std::string& path) {
     plugin_ = std::make_unique<Plugin>(path, choice_.kind == BackendKind::hopper);
 }
 
-// What the plugin's kernel does with the call; false where it refuses it, on any rank. Before other calls:
-// outputs hold none of our results yet.
+// Compares the plugin's result with ours. False if the plugin refuses the call on any rank. Comes before
+// other calls, so that the outputs hold no result of ours yet.
 bool Runner::check_baseline(Row& row, const Call& call, const Launch& launch) {
     bool refused = false;
     try {

@@ -194,7 +194,7 @@ private:
                               fmt::format("{}: got this argument twice, want it once", printable(key)));
             const auto other = megatron_setting(key, value);
             const ConfigField* field = find_leaf(other ? other->key : key);
-            // bf16 says nothing where fp8_recipe does
+            // fp8_recipe comes before bf16
             const bool weaker = key == "bf16" && config_.origin.contains("precision.recipe");
             if (weaker || (other && other->key.empty())) continue;
             if (field)
@@ -334,7 +334,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     config.family = first.family;
     config.folds = first.folds;
     if (!first.name.empty()) config.model.yields_to_hf_config = false;  // it is decided: config.yaml has all
-    // Who chooses the losses chooses their coefficients.
+    // A user who sets the losses sets their coefficients too.
     if (set_by_user("moe.moe_router_load_balancing_type") && !set_by_user("moe.moe_aux_loss_coeff") &&
         !first.name.empty())
         config.moe.moe_aux_loss_coeff.clear();

@@ -208,7 +208,7 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks) {
 
 namespace {
 
-// How often a rank sends what it has of a token, or of its choices, in the mean.
+// Mean number of copies that a rank sends of a token's row, and of the values of its choices.
 struct WireRows {
     struct Sent {
         double all = 0, between_hosts = 0;
@@ -217,8 +217,8 @@ struct WireRows {
     Sent values;  // of choices, with the sums of combine order `rank`
 };
 
-// Over two levels a row goes once to each other host, and inside a host from the source's rail to the ranks
-// that are not on it; the values of choices take the same way back.
+// hierarchical: a row goes once to each other host, to the rank in the same place as the sender, and from
+// there to the other ranks of the host. The values of choices take the same way back.
 WireRows wire_rows(const MoeSpec& moe, const ParallelSpec& parallel) {
     const int64_t ep = parallel.expert_model_parallel_size;
     const bool spread =

@@ -76,7 +76,7 @@ struct WeightBytes {
 };
 
 WeightBytes weight_bytes(const Config& config, int64_t gpus) {
-    double quantised = 0, parameters = 0;  // quantised: parameters that exist as FP8 copies only
+    double quantised = 0, parameters = 0;  // quantised: parameters with FP8 copies only
     WeightBytes bytes;
     for (const QuantisedWeight& weight : quantised_weights(config, gpus)) {
         bytes.fp8_copies += f64(weight.count) * weight_copies_bytes(weight.format, weight.n, weight.k);
@@ -115,10 +115,10 @@ double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidde
                                                                : plain;
 }
 
-// Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8
-// copies of dY and dh (the flow has them in FP8 alone, and transposes h's gradient and X for the weight
-// gradient); and what the backward makes again. Half by half the flow needs less: dX and the copies of fc1's
-// weight gradient take the memory of dY, dA, h and a, unless weight gradients run on the side stream.
+// Bytes per row that exist only during the backward pass of one MoE layer: dY [H], dA [F], dh [2F] and dX
+// [H]; the FP8 copies of dY and dh; and what the backward pass computes again. fp8_flow has dY and dh in FP8
+// only, and transposes dh and x for the weight gradient. There dX and the copies for fc1's weight gradient
+// use the memory of dY, dA, h and a again, unless weight gradients run on the side stream.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
     const auto flow = make_flow(config.precision, {});
@@ -132,7 +132,7 @@ double workspace_row_bytes(const Config& config) {
         const double dh = operand * 2 * width, dy = operand * hidden, da = plain * width, dx = plain * hidden;
         const double fc2_copies = operand * (hidden + width), fc1_copies = operand * (2 * width + hidden);
         if (config.schedule.delay_wgrad_compute) return dh + dy + da + dx + fc1_copies + again;
-        // of what is made again, what both halves read: x; or all, where the layer runs forward again
+        // what is computed again for fc2 and fc1: x, or all if the whole layer runs forward again
         const RecomputeSpec& r = config.recompute;
         const bool whole = r.recompute_granularity == RecomputeGranularity::full || r.moe;
         const double both = whole ? again : r.saved_rows == SavedRows::sorted ? 0 : operand * hidden;
@@ -311,7 +311,7 @@ struct Held {
     double dense = 0, experts = 0;  // parameters of a rank
 };
 
-// The routed experts' workspace, with the width of the shared expert.
+// The workspace of routed experts, but with the width of the shared expert.
 MemoryItem side_stream(Config config) {
     config.moe.moe_ffn_hidden_size = config.moe.moe_shared_expert_intermediate_size;
     const double tokens = f64(tokens_of(config)), token = workspace_row_bytes(config);

@@ -26,7 +26,7 @@ std::optional<Config> run_of(const Config& config, int64_t gpus, Recipe recipe, 
     return plan::legal(own, gpus) ? std::optional(own) : std::nullopt;
 }
 
-// That it fits counts first, then that keys make it fit, then its speed.
+// First what fits, then what fits with other keys, each by speed; then the rest by memory.
 bool better(const Choice& a, const Choice& b) {
     const auto rank = [](const Choice& c) { return c.fit.fits() ? 0 : c.fit.settings.empty() ? 2 : 1; };
     if (rank(a) != rank(b)) return rank(a) < rank(b);
@@ -34,7 +34,7 @@ bool better(const Choice& a, const Choice& b) {
     return a.time.tokens_per_second() > b.time.tokens_per_second();
 }
 
-// parallel.hosts makes hosts of one machine. Its GPUs reach each other at the rate of peer memory.
+// parallel.hosts divides one machine into hosts: all of its GPUs reach each other at the rate of peer memory.
 Gpu with_hosts(const Config& config, int64_t gpus, Gpu gpu) {
     if (config.parallel.hosts == 0) return gpu;
     if (gpus <= gpu.sheet.gpus_per_host && !gpu.sheet.network_given)
@@ -43,7 +43,8 @@ Gpu with_hosts(const Config& config, int64_t gpus, Gpu gpu) {
     return gpu;
 }
 
-// Between hosts a step has a range: the network twice and half as fast, and what measured runs differed by.
+// Between hosts a step time is a range: for a network twice and half as fast, times the smallest and largest
+// ratio of measured runs to their prediction.
 StepTime time_of(const Config& config, int64_t gpus, Gpu gpu) {
     StepTime time = predict_step(config, gpus, gpu);
     if (gpus <= gpu.sheet.gpus_per_host) return time;

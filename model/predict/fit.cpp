@@ -41,7 +41,7 @@ constexpr Setting kSettings[] = {
      [](Config& c) { c.recompute = {.recompute_granularity = full}; }},
 };
 
-// What shrinks a category of memory: the first line with a word of it that this configuration does not have.
+// The keys that shrink a category of memory: of the first line with a word of its name that applies.
 std::string key_for(const std::string& category, const Config& config) {
     const bool worst_case = config.moe.moe_expert_rank_capacity_factor == 0;
     const std::string rows = worst_case ? "moe.moe_expert_rank_capacity_factor: 1.25, " : "";
@@ -103,7 +103,7 @@ Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
     const auto alone =
         std::ranges::find_if(useful, [&](const Setting* setting) { return needed({setting}) <= usable; });
     if (alone != useful.end()) chosen = {*alone};
-    // None alone is enough: as many as it takes, then without those that are not needed after all.
+    // If none alone is enough: add settings until it fits, then drop those that are not needed.
     for (const Setting* setting : useful)
         if (chosen.empty() || needed(chosen) > usable) chosen.push_back(setting);
     if (chosen.empty() || needed(chosen) > usable) return fit;
@@ -163,10 +163,10 @@ std::string decide_joined(Config& config, int64_t ranks, double usable) {
     int64_t& joined = config.precision.moe_wgrad_micro_batches;
     if (joined != 0) return "";
     joined = 1;
-    config.origin.erase(kKey);  // no choice of the user's
+    config.origin.erase(kKey);  // not set by the user
     const int64_t useful = useful_joined(config, ranks);
     const auto memory = joined_memory(config, ranks, useful);
-    // Cost 0: all MoE layers are in BF16. A flow of the user's need not know them.
+    // Cost 0: all MoE layers are in BF16. A flow of the user may not have joined micro-batches.
     if (!memory || memory->cost() <= 0 || !config.precision.flow.empty()) return "";
     const auto costs = [](const JoinedMemory& of) {
         return fmt::format("+{} per layer, {} in all", report::format_bytes(of.cost_per_layer()),

@@ -26,7 +26,7 @@ json parse(std::string_view text, const std::string& name) {
     return result;
 }
 
-// Every number of these files is positive; a file from elsewhere may say anything.
+// Every number of these files must be positive. A file of the user may have any.
 double number(const json& from, const std::string& key) {
     constexpr double kLeast = 1e-12, kMost = 1e18;
     const auto value = from.at(key).get<double>();
@@ -129,7 +129,7 @@ Gpu gpu_of(const json& from) {
     return gpu;
 }
 
-// Errors of what is read name the file.
+// Adds the name of the file to errors.
 template <class Read> auto read_as(const std::string& name, Read read) {
     try {
         return read();
@@ -163,7 +163,7 @@ Gpu load_gpu(const std::string& name_or_file) {
     require(kind.has_value(), ExitCode::usage, "{}: no datasheet of {} in configs/gpus", name_or_file,
             printable(calibration.gpu));
     Gpu gpu = load_gpu(*kind);
-    // One profile may say nothing of attention, some stages and recipes: then the kind's own stay.
+    // The profile may lack attention, stages or recipes: then the shares of configs/gpus stay.
     const Calibration shipped = gpu.calibration;
     if (calibration.core_attention.empty()) calibration.core_attention = shipped.core_attention;
     for (const auto& [recipe, shares] : shipped.recipes) {

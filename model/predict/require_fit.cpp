@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a run needs by plan against what is free on the rank that has least.
+// Compares the memory that a run needs with what is free on the rank that has least.
 #include "model/predict/require_fit.h"
 
 #include "kernels/host_memory.h"
@@ -18,13 +18,6 @@ double needed_by(const Config& config, int64_t ranks, Where where) {
     return fit_of(config, ranks, std::numeric_limits<double>::infinity(), where).needed;
 }
 
-FreeMemory free_of_host(int64_t ranks_on_host) {
-    const HostMemory memory = host_memory();
-    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
-    return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
-            sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
-}
-
 }  // namespace
 
 FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host) {
@@ -32,7 +25,10 @@ FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64
         const auto ops = make_ops(backend, Arithmetic::stated, config.kernels);
         return {static_cast<double>(ops->device().free_bytes()), "GPU memory"};
     }
-    return free_of_host(ranks_on_host);
+    const HostMemory memory = host_memory();
+    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
+    return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
+            sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
 }
 
 std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,

@@ -18,7 +18,7 @@ namespace fp8flow::predict {
 
 namespace {
 
-// Assumptions of exchanges between hosts, which nothing here has measured.
+// An assumption about exchanges between hosts, which are not measured.
 constexpr double kHostStop = 50e-6;  // the host reads counts from the device, twice per exchange by NCCL
 
 constexpr std::string_view kReduction = "gradient reduction/gradient reduction/update";
@@ -96,8 +96,7 @@ private:
         }
     }
 
-    // A combine waits for the ranks that are late: at their power limits the GPUs of one host differ in
-    // speed.
+    // A combine waits for late ranks: at their power limits the GPUs of one host differ in speed.
     void wait_for_late_ranks(StepTime& time, size_t first) const {
         std::map<std::string, double> worked;
         for (size_t i = first; i < time.stages.size(); ++i)
@@ -158,8 +157,8 @@ private:
                 all, [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
             return work.direction == "forward" ? nearest->forward : nearest->backward;
         }
-        // Attention's GEMMs run over a rank's own rows as the shared expert's: under bf16, or with FP8
-        // projections under the recipe. Its norm is a norm.
+        // GEMMs of attention have the shares of the shared expert, which also runs over a rank's own rows:
+        // those of bf16, or with FP8 projections those of the recipe.
         const bool product = work.stage == "qkv" || work.stage == "proj" || work.stage == "core attention";
         const auto bf16 = gpu_.calibration.recipes.find("bf16");
         const RecipeShares& shares = product && work.fp8_flops == 0 && bf16 != gpu_.calibration.recipes.end()
@@ -220,9 +219,9 @@ private:
                         (work.wire_bytes - crossing) / (gpu_.sheet.peer_rate * share));
     }
 
-    // Inside a host no schedule gains at the power limit, by the profiles: nothing is hidden. Between hosts
-    // the device waits for the network: interleaved micro-batches hide what the other one computes, the
-    // shared expert hides its own time. Nothing has measured this.
+    // Inside a host nothing is hidden: in the profiles no schedule gains at the power limit. Between hosts
+    // the device waits for the network: interleaved micro-batches hide the time in which the other one
+    // computes, the shared expert hides its own time. This is not measured.
     double hidden_seconds(const StepTime& time) const {
         if (!spans_hosts()) return 0;
         const bool interleaved = config_.schedule.overlap_moe_expert_parallel_comm && micro_batches_ > 1;

@@ -53,7 +53,7 @@ std::string layer_table(const Profile& profile) {
     return text;
 }
 
-// What the time of the stages hides.
+// Padding and waiting, which are part of the times of the stages.
 std::string rows_and_waiting(const Profile& profile, const ArmProfile& arm) {
     std::string text = fmt::format("  padding: {} of the GEMMs' rows", format_percent(arm.padding_share, 1));
     if (profile.ranks > 1)
@@ -62,7 +62,7 @@ std::string rows_and_waiting(const Profile& profile, const ArmProfile& arm) {
     return text + "\n";
 }
 
-// Of a whole model: the parts that lose most.
+// For a whole model: the parts furthest above their ceiling.
 std::string parts_text(const ArmProfile& arm) {
     const auto is_attention = [](const ProfileRow& row) { return row.part == "attention"; };
     if (std::ranges::none_of(arm.rows, is_attention)) return "";

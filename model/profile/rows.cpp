@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From the spans of one step to rows: which moment and which call belongs to which stage.
+// Turns the spans of a step into rows: assigns time and calls to stages.
 #include "model/profile/profile.h"
 
 #include "kernels/core/error.h"
@@ -194,12 +194,12 @@ void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samp
          {Leg{sent.routing, {"gather_routing"}, 1, 1},
           Leg{sent.dispatch, {"dispatch", "dispatch_rows"}, split.dispatch_forward, split.dispatch_backward},
           Leg{sent.combine, {"combine"}, split.combine_forward, split.combine_backward}}) {
-        double weights = 0, told = 0;
+        double weights = 0, reported = 0;
         for (const RowSamples::Call& call : samples.calls) {
             weights += weight(leg, call);
-            if (weight(leg, call) > 0) told += call.wire_bytes;
+            if (weight(leg, call) > 0) reported += call.wire_bytes;
         }
-        if (told > 0 || weights <= 0) continue;
+        if (reported > 0 || weights <= 0) continue;
         for (RowSamples::Call& call : samples.calls) {
             const double bytes = leg.total * weight(leg, call) / weights;
             call.wire_bytes += bytes;
@@ -262,7 +262,7 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
 
 namespace {
 
-// What one would work on as a whole.
+// The part of a step that one would improve as a whole.
 std::string part_to_improve(const ProfileRow& row) {
     if (row.part == kMoeLayer) {
         if (crosses_ranks(row.part, row.stage)) return "MoE exchange";

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Passes over a recipe: one that times every stage, one that leaves the device alone between them and times
-// the whole layer, one that times whole steps.
+// Runs a recipe three times: with every stage timed, with whole layers timed and no marks between stages, and
+// with whole steps timed.
 #include "model/profile/run.h"
 
 #include "model/plan/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <numeric>
@@ -170,28 +171,28 @@ private:
         run_steps(phase, measured_steps(),
                   [&](const StepResult&) { own.push_back(layer_seconds(trainer_->timer())); });
         trainer_->time_stages(TimerDetail::off);
-        LayerTimes times;
-        std::vector<double> forward, backward, passes, cycles;
+        std::vector<double> layer, forward, backward, passes, clock, cycles;
         for (const LayerSeconds& seconds : own) {
-            std::vector<float> slowest = {
+            std::array<float, 5> slowest = {
                 static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
                 static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock),
                 static_cast<float>(seconds.passes)};
             world_.all_reduce_max(slowest);
             forward.push_back(slowest[0]);
             backward.push_back(slowest[1]);
-            times.layer_by_step.push_back(slowest[2]);
-            times.clock_by_step.push_back(-slowest[3]);
-            cycles.push_back(times.layer_by_step.back() * times.clock_by_step.back());
+            layer.push_back(slowest[2]);
+            clock.push_back(-slowest[3]);
+            cycles.push_back(layer.back() * clock.back());
             passes.push_back(slowest[4]);
         }
-        times.layer = spread_of(times.layer_by_step);
-        times.forward = spread_of(forward);
-        times.backward = spread_of(backward);
-        times.passes = spread_of(passes);
-        times.clock = spread_of(times.clock_by_step);
-        times.cycles = spread_of(cycles);
-        return times;
+        return {.layer = spread_of(layer),
+                .forward = spread_of(forward),
+                .backward = spread_of(backward),
+                .passes = spread_of(passes),
+                .clock = spread_of(clock),
+                .cycles = spread_of(cycles),
+                .layer_by_step = layer,
+                .clock_by_step = clock};
     }
 
     // One step is launched while the one before it runs, as in training. Without a phase the observer sees

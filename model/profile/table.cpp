@@ -24,7 +24,7 @@ std::string rate(const ProfileRow& row) {
     return or_dash(row.bytes > 0, format_si(row.bytes / seconds) + "B/s");
 }
 
-// A part's own moments: between its stages, or all of it where it has none.
+// The time of a part that is in none of its stages, or all of it if it has none.
 std::string stage_text(const ProfileRow& row, const std::vector<ProfileRow>& rows) {
     if (row.stage != row.part) return row.stage;
     for (const ProfileRow& other : rows)

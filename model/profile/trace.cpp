@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One trace file a rank: what Perfetto and chrome://tracing open.
+// One trace file per rank, for Perfetto and chrome://tracing.
 #include "model/profile/profile.h"
 
 #include <algorithm>

@@ -21,7 +21,7 @@ nlohmann::json parse_record(const std::string& line) {
     }
 }
 
-// Adds what is below `value` to `out`.
+// Adds `value`, or everything below it, to `out`.
 void flatten(nlohmann::json& out, std::string name, const nlohmann::json& value) {
     const auto plain = [](char c) {
         return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');

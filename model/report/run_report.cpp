@@ -26,16 +26,6 @@ int64_t sum_of(const std::map<std::string, int64_t>& bytes) {
     return sum;
 }
 
-namespace {
-
-// The keys that differ from their defaults.
-void report_config(RunLog& log, const Config& config) {
-    log.line("configuration, default | this run (every key: config.yaml, fp8flow --help-config):");
-    for (const std::string& line : diff_configs({}, config)) log.line("  " + line);
-}
-
-}  // namespace
-
 nlohmann::json memory_json(const MemoryUse& memory) {
     return {{"parameters", memory.parameters},
             {"parameters, sum", sum_of(memory.parameters)},
@@ -65,7 +55,7 @@ MemoryUse memory_of(const Trainer& trainer, int64_t activations) {
 }
 
 std::string memory_text(const MemoryUse& memory) {
-    const auto text = [](int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
+    const auto text = [](int64_t bytes) { return format_bytes(f64(bytes)); };
     return fmt::format("{} of parameters, {} saved for backward, {} of workspace reserved",
                        text(sum_of(memory.parameters)), text(memory.saved_reserved),
                        text(memory.workspace.reserved));
@@ -95,13 +85,13 @@ nlohmann::json redone_json(const RedoneSteps& steps) {
 }
 
 std::string capacity_text(const Config& config, const StepResult& result, const Trainer::Rows& capacity) {
-    const double mean = static_cast<double>(config.training.micro_batch_size * config.model.seq_length *
-                                            config.moe.moe_router_topk);
+    const double mean =
+        f64(config.training.micro_batch_size * config.model.seq_length * config.moe.moe_router_topk);
     return fmt::format(
         " iteration {} is repeated ({}, {:.3g} s lost): routed rows did not fit; the capacity is now {} "
         "rows per layer ({:.2f} x an even share) and {} for all layers",
         result.step + 1, counted(result.redone, "time"), result.redo_seconds, capacity.layer,
-        static_cast<double>(capacity.layer) / mean, capacity.together);
+        f64(capacity.layer) / mean, capacity.together);
 }
 
 std::string run_config_yaml(const Config& config, const Provenance& provenance) {
@@ -125,16 +115,14 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
                          world_size / parallel.expert_model_parallel_size,
                          config.moe.num_experts / parallel.expert_model_parallel_size, config.moe.num_experts,
                          counted(threads, "thread")));
-    log.line(fmt::format(
-        "model: {} layers, hidden {}, {} experts top-{} of width {}, {} parameters, {} active per token",
-        config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
-        config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(plan.total_parameters())),
-        format_si(static_cast<double>(plan.active_parameters()))));
+    log.line(fmt::format("model: {}, {} parameters, {} active per token", model_shape(config),
+                         format_si(f64(plan.total_parameters())), format_si(f64(plan.active_parameters()))));
     for (const std::string& text : config.warnings) log.line("warning: " + text);
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
                          recipe_name(config.precision),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
-    report_config(log, config);
+    log.line("configuration, default | this run (every key: config.yaml, fp8flow --help-config):");
+    for (const std::string& line : diff_configs({}, config)) log.line("  " + line);
 }
 
 std::string counted(int64_t count, std::string_view noun) {
@@ -174,22 +162,20 @@ std::vector<std::string> data_warnings(const Config& config, const TokenSource& 
                                        kEndOfDocument, config.model.vocab_size, kTextIsBytes));
     const int64_t trained = data.samples_per_epoch(Split::train);
     if (trained == kUnlimited) return warnings;
-    const double epochs =
-        static_cast<double>(t.train_iters * t.global_batch_size) / static_cast<double>(trained);
+    const double epochs = f64(t.train_iters * t.global_batch_size) / f64(trained);
     if (epochs > kManyEpochs)
         warnings.push_back(fmt::format(
             "warning: this run reads its data {:.0f} times and will learn it by heart: give more of it "
             "(data.data_path), or lower training.train_iters to {}",
             epochs, std::max<int64_t>(1, trained / t.global_batch_size)));
     const int64_t held_out = data.samples_per_epoch(Split::held_out);
-    const auto asked = static_cast<double>(t.eval_iters) * static_cast<double>(t.global_batch_size);
+    const double asked = f64(t.eval_iters) * f64(t.global_batch_size);
     const int64_t fit = std::max<int64_t>(1, held_out / t.global_batch_size);
-    if (held_out > 0 && asked > static_cast<double>(held_out))
+    if (held_out > 0 && asked > f64(held_out))
         warnings.push_back(
             fmt::format("warning: an evaluation reads {:.0f} windows and the held-out part has {}, so it "
-                        "reads them {:.3g} "
-                        "times: hold more out{}",
-                        asked, held_out, asked / static_cast<double>(held_out),
+                        "reads them {:.3g} times: hold more out{}",
+                        asked, held_out, asked / f64(held_out),
                         t.eval_iters > fit ? fmt::format(", or lower training.eval_iters to {}", fit) : ""));
     return warnings;
 }
@@ -220,9 +206,8 @@ std::string frozen_text(const ParameterStore& parameters) {
     const bool has_moments =
         std::ranges::find(parameters.all(), false, &Parameter::has_moments) == parameters.all().end();
     return fmt::format("frozen: {} of {} parameters on this rank, in {} of {} tensors, {} moments: {}{}",
-                       format_si(static_cast<double>(frozen)), format_si(static_cast<double>(all)), count,
-                       parameters.all().size(), has_moments ? "with" : "without", names,
-                       count > 4 ? ", ..." : "");
+                       format_si(f64(frozen)), format_si(f64(all)), count, parameters.all().size(),
+                       has_moments ? "with" : "without", names, count > 4 ? ", ..." : "");
 }
 
 std::string evaluation_text(const Config& config, double nats) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a step has to say, and under which names.
+// The values of a step and their names.
 #include "model/report/step_values.h"
 
 #include "model/plan/plan.h"

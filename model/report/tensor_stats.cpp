@@ -15,7 +15,7 @@ namespace {
 
 int64_t whole(double count) { return static_cast<int64_t>(count); }
 
-// The exponent that half of the values have a scale of, or a smaller one.
+// The smallest exponent such that half of the values have a scale of this exponent or a smaller one.
 int64_t median_exponent(const TensorStatsRow& row) {
     double below = 0;
     size_t i = 0;

@@ -54,7 +54,7 @@ double seconds_of(std::chrono::system_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-// One that is not there: a run that goes back to a checkpoint begins another one.
+// A name that does not exist yet: a run that returns to a checkpoint starts a new file.
 std::string new_file_name(const OutputFolder& folder, std::chrono::system_clock::time_point now) {
     std::string host = host_name().text;
     const auto odd = [](char c) { return !std::isalnum(static_cast<unsigned char>(c)) && c != '-'; };

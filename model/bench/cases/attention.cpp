@@ -57,8 +57,7 @@ op::Attention forward(Buffers& buffers, const Shape& shape) {
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
-    const int64_t sequence = shape.positive("S");
-    const int64_t value = value_width(shape);
+    const int64_t sequence = shape.positive("S"), value = value_width(shape);
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width},
                         outputs = {in.tokens, in.heads, value}, values = {in.tokens, in.kv_heads, value};
     op::AttentionBackward args{.dout = buffers.normal(in.dtype, outputs),
@@ -102,53 +101,39 @@ op::MergeQkv merge(Buffers& buffers, const Shape& shape) {
             .qkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
 }
 
-// The tensors of the norm of heads; absent without it.
-struct HeadNorm {
-    TensorView q_gamma, k_gamma, q_raw, k_raw, q_rstd, k_rstd;
-};
-HeadNorm head_norm(Buffers& buffers, const Heads& in, const Shape& shape) {
-    if (shape.choice("norm", {"yes", "no"}) == 1) return {};
-    return {.q_gamma = buffers.normal(DType::f32, {in.width}),
-            .k_gamma = buffers.normal(DType::f32, {in.width}),
-            .q_raw = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
-            .k_raw = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
-            .q_rstd = buffers.normal(DType::f32, {in.tokens * in.heads}),
-            .k_rstd = buffers.normal(DType::f32, {in.tokens * in.kv_heads})};
+// Adds the tensors of the norm of heads, if the shape has it.
+template <class Args> void add_norm(Buffers& buffers, const Heads& in, const Shape& shape, Args& args) {
+    if (!shape.yes("norm")) return;
+    args.q_gamma = buffers.normal(DType::f32, {in.width});
+    args.k_gamma = buffers.normal(DType::f32, {in.width});
+    args.q_raw = buffers.normal(in.dtype, {in.tokens, in.heads, in.width});
+    args.k_raw = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width});
+    args.q_rstd = buffers.normal(DType::f32, {in.tokens * in.heads});
+    args.k_rstd = buffers.normal(DType::f32, {in.tokens * in.kv_heads});
 }
 
 op::QkvHeads heads_forward(Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
-    const HeadNorm norm = head_norm(buffers, in, shape);
-    return {.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
-            .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
-            .q_gamma = norm.q_gamma,
-            .k_gamma = norm.k_gamma,
-            .q = buffers.output(in.dtype, queries),
-            .k = buffers.output(in.dtype, keys),
-            .v = buffers.output(in.dtype, keys),
-            .q_raw = norm.q_raw,
-            .k_raw = norm.k_raw,
-            .q_rstd = norm.q_rstd,
-            .k_rstd = norm.k_rstd};
+    op::QkvHeads args{.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
+                      .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
+                      .q = buffers.output(in.dtype, queries),
+                      .k = buffers.output(in.dtype, keys),
+                      .v = buffers.output(in.dtype, keys)};
+    add_norm(buffers, in, shape, args);
+    return args;
 }
 
 Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
-    const HeadNorm norm = head_norm(buffers, in, shape);
     op::QkvHeadsBackward args{
         .dq = buffers.normal(in.dtype, queries),
         .dk = buffers.normal(in.dtype, keys),
         .dv = buffers.normal(in.dtype, keys),
         .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
-        .q_raw = norm.q_raw,
-        .k_raw = norm.k_raw,
-        .q_gamma = norm.q_gamma,
-        .k_gamma = norm.k_gamma,
-        .q_rstd = norm.q_rstd,
-        .k_rstd = norm.k_rstd,
         .dqkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
+    add_norm(buffers, in, shape, args);
     if (args.q_gamma) {
         args.dq_gamma = buffers.output(DType::f32, {in.width});
         args.dk_gamma = buffers.output(DType::f32, {in.width});

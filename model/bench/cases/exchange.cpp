@@ -113,7 +113,7 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
               static_cast<double>(ranks - 1) * bytes_of(ids, probs))};
 }
 
-// Rows that travel: bf16; fp8: FP8 values and scales; fp8_casts: BF16 rows quantised before the wire and
+// Rows that are sent: bf16; fp8: FP8 values and scales; fp8_casts: BF16 rows, quantised before the wire and
 // dequantised after it.
 Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Exchanged in = exchanged(machine, buffers, shape, CombineOrder::rank);

@@ -17,7 +17,7 @@ using nlohmann::json;
 
 constexpr size_t kMostPoints = 2000;  // of a curve
 
-// An HTML parser finds no tag, and so no end of the script, in this JSON.
+// Escapes '<', so that an HTML parser finds no tag, and no end of the script, in the JSON.
 std::string inside_script(const json& data) {
     std::string text;
     for (const char c : data.dump(-1, ' ', false, json::error_handler_t::replace))
