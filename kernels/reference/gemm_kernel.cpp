@@ -28,8 +28,8 @@ constexpr int64_t kChunk = 256, kSplitChunk = 32;
 constexpr int64_t kRowPadding = 16;
 constexpr double kParallelFlops = 1e6;
 
-// acc[6][16] += A B over `depth` steps; row i of A starts at a + i * row_stride. Sanitizers leave it out:
-// with them a GEMM takes a hundred times as long, and what it reads decode_a and pack_b have just written.
+// acc[6][16] += A B over `depth` steps; row i of A starts at a + i * row_stride. Not sanitized, because
+// sanitizers make a GEMM a hundred times slower. It reads only what decode_a and pack_b wrote.
 __attribute__((no_sanitize("address", "undefined", "thread")))  //
 void accumulate_tile(int64_t depth, const float* __restrict a, int64_t row_stride, int64_t k_stride,
                      const float* __restrict b, float* __restrict tile) {
@@ -43,7 +43,7 @@ void accumulate_tile(int64_t depth, const float* __restrict a, int64_t row_strid
         for (int64_t i = 0; i < kTileRows; ++i) {
 #pragma omp simd
             for (int64_t j = 0; j < kTileCols; ++j)
-                // fma_float, which sanitizers do not leave out, would not be inlined
+                // not fma_float: it has sanitizers and would not be inlined
                 acc[i][j] = __builtin_fmaf(rows[i][k * k_stride], b[k * kTileCols + j], acc[i][j]);
         }
     }

@@ -58,7 +58,7 @@ void load_tile(const LoadSegment& load, const Tile& tile, float* values);  // [c
 void store_tile(const float* values, const Tile& tile, float multiplier, const TensorView& rows,
                 const TensorView& transposed);
 
-// Groups for a transposed copy: without groups, what the copy is wider than the source counts as pads.
+// Groups for a transposed copy. Without groups, the columns of the copy past the rows of the source are pads.
 std::vector<GroupRange> column_ranges(const RowGroups& groups, int64_t rows, const TensorView& transposed);
 
 // FP8 rows and their 1x128 scales as fp32: scale of (row r, column block b) = scales[b * scale_stride + r];

@@ -42,7 +42,7 @@ void zero_row_of(const TensorView& view, int64_t row) {
     std::memset(view.bytes_ptr() + (base_of(view) + row) * row_bytes, 0, static_cast<std::size_t>(row_bytes));
 }
 
-// What the form makes of a gate and an up; SwiGLU leaves them as they are, and the sign of a zero with them.
+// A gate and an up as the form changes them. SwiGLU does not change them, not even the sign of a zero.
 struct Unit {
     float alpha, offset, limit;
     bool plain;

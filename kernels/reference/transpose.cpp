@@ -32,7 +32,7 @@ const ShiftTable& shift_table(DType dtype) {
     return dtype == DType::e5m2 ? e5m2 : e4m3;
 }
 
-// What the format that src declares promises: 0 (a pad), or a normal power of two.
+// Checks that every scale is 0 (a pad) or a normal power of two, as the declared format says.
 void check_powers_of_two(const ScaledRows& src, const std::vector<GroupRange>& ranges) {
     for (int64_t block = 0; block < ceil_div(src.dim, kBlock); ++block)
         for (const GroupRange& range : ranges)

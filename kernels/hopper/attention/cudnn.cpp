@@ -28,8 +28,8 @@ namespace fe = cudnn_frontend;
 constexpr std::size_t kOldestCudnn = 90500;
 constexpr int64_t kTile = 128;  // rows and columns of cuDNN's tiles
 
-// Heads that run on cuDNN: columns of q and k, and of v, from a version on that the deterministic backward
-// was tried with.
+// Heads that run on cuDNN: columns of q and k, columns of v, and the oldest version of cuDNN on which
+// their deterministic backward was tested.
 struct HeadSizes {
     int64_t depth, value_depth;
     std::size_t oldest;

@@ -25,8 +25,8 @@ constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units >
 // Gamma stays in registers, and so does a row once it has landed: a thread owns kUnits units and sums its
 // strand. A row of several segments belongs to a cluster, a segment per CTA, which exchange their sums after
 // the barrier (SegmentSums).
-// Barriers: full[slot], an mbarrier (TMA bytes). One __syncthreads a row: all threads have read the slot and
-// written their sums; thread 0 then issues the next load of the slot while all threads write the row. The
+// Barriers: full[slot], an mbarrier (TMA bytes). One __syncthreads per row: all threads have read the slot
+// and written their sums; thread 0 then issues the next load of the slot while all threads write the row. The
 // warp sums alternate between two places, so that those of the next row are not written before this row's are
 // read.
 // FP8 blocks: an SM has 36 thread instructions per column at 4.1 TB/s. All units of a thread become BF16

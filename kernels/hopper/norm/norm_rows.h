@@ -92,8 +92,9 @@ __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t ama
 // ---- wide rows
 // The contract's numbers (kernels/ops/norm_order.h) on a Hopper GPU of 132 SMs: a strand is a thread, a part
 // of dgamma is an SM, with one, two or four rows at a time (chunks). The segments of a row need as many SMs
-// of one GPC, which has about 16: there are as many parts as such clusters surely fit at once, lest a
-// second wave waits for the first. Of 32 clusters of four, 30 fitted; of two, all: a GPC has an even number.
+// of one GPC, which has about 16. The number of parts is the number of clusters that surely fit at once, so
+// that there is no second wave. Of 32 clusters of four, 30 fit; of clusters of two, all: a GPC has an even
+// number of SMs.
 constexpr int kNormThreads = static_cast<int>(op::kNormStrands), kNormWarps = kNormThreads / 32;
 constexpr int kMinWidth = 1024;   // of a row that has a CTA per row or segment
 constexpr int kMostSegments = 8;  // the largest portable cluster

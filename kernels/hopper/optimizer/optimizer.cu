@@ -22,8 +22,8 @@ constexpr int kFour = 4;
 //
 // Lower bound: the values once (1.07 GB, 0.23 ms, at 2^28 values and 4.6 TB/s).
 //
-// Warp: a block, four strands a lane; one access of the warp is a row of 128 elements. TMA loads pieces of 4
-// KB into a ring of kSlots per warp; two to three pieces of each of an SM's 16 warps are in flight (128 to
+// Warp: a block, four strands per lane; one access of the warp is a row of 128 elements. TMA loads pieces of
+// 4 KB into a ring of kSlots per warp; two to three pieces of each of an SM's 16 warps are in flight (128 to
 // 192 KB), and no register waits for memory. Pieces that are not whole (at the end, or all where the pointer
 // is not aligned) are read by ordinary loads; they come last, so that the ring advances without gaps.
 //
@@ -162,7 +162,7 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     if (thread == 0) *result = static_cast<float>(before + sum);
 }
 
-// One AdamW step. Bytes: 28 a parameter (18 with gradient and moments in BF16), and the working copy (2 or
+// One AdamW step. Bytes: 28 per parameter (18 with gradient and moments in BF16), and the working copy (2 or
 // 4). A thread takes four parameters at a time by 16-byte accesses (8-byte ones of BF16). Element-wise, so
 // deterministic; compiled without contraction, so that every operation rounds as in the reference. Does
 // nothing when *status != 0. PDL: order, as pdl_begin says; small tensors run in parallel.

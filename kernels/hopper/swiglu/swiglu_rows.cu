@@ -58,7 +58,7 @@ __device__ __forceinline__ void prologue(Shared<kWarps, Unit>& shared, const Uni
     pdl_wait();
 }
 
-// Hands out rows, pads too, in ascending order: row r belongs to warp r % kWarps of the CTA that takes it.
+// Assigns rows, pads too, in ascending order: row r belongs to warp r % kWarps of the CTA that takes it.
 // The first two rounds go by the index of the CTA, all others by a ticket counter in global memory, one per
 // warp index (one counter for all warps was too slow: 1.8 ns a row). A ticket is requested when the previous
 // one is taken, and has arrived when it is needed. Outputs do not depend on which warp works on a row.
@@ -86,7 +86,7 @@ private:
     int round_ = 0, taken_ = 0;
 };
 
-// What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first
+// A lane's part of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first
 // `blocks` blocks of the step are used; 0: the warp has no more rows.
 struct Step {
     int row, col;
@@ -333,8 +333,8 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     input.finish();
 }
 
-// The sum of the 16 units of a block, of which a lane holds two: neighbours first, then pairs, and so on; the
-// same in all eight lanes. The lower halves of the block are added in even lanes while the upper halves are
+// The sum of the 16 units of a block; a lane holds two. Neighbours first, then pairs, and so on; the same in
+// all eight lanes. The lower halves of the block are added in even lanes while the upper halves are
 // in odd ones.
 __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     const bool odd = threadIdx.x % 2 != 0;
@@ -346,13 +346,12 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 }
 
 // da [M, F], h [M, 2F] BF16, prob -> dh [M, 2F], BF16 or FP8 with 1x128 scales, and dprob [M].
-// Lower bound: 3F values in and 2F values (or FP8 values and scales) out a row: 8.06 bytes per column, 0.132
-// ms at 32768 x 2048 and 4.1 TB/s.
-// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB per SM. The maxima of gate and up
-// are reduced together: even lanes end with the one of gate and odd lanes with that of up, compute its scale,
-// and exchange multipliers. Pads: zeros.
-// Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
-// ascending order, all inside the warp: the sum does not depend on the grid.
+// Lower bound: 3F values in and 2F values (or FP8 values and scales) out per row: 8.06 bytes per column,
+// 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96
+// KB per SM. The maxima of gate and up are reduced together: even lanes end with the one of gate and odd
+// lanes with that of up, compute its scale, and exchange multipliers. Pads: zeros. Deterministic: dprob adds
+// the units of a lane, the eight lanes of the block, the blocks of the row in ascending order, all inside the
+// warp: the sum does not depend on the grid.
 template <class Args, Output kOutput>
 __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1) swiglu_backward_rows_kernel(const Args args) {
     extern __shared__ __align__(128) uint8_t ring[];

@@ -165,8 +165,8 @@ __device__ __forceinline__ void write_pair(const GemmProblem& problem, int64_t r
 // Order of the contraction, 32 at a time; scaled operands always ascending.
 enum class ChunkOrder { ascending, descending };
 
-// What a thread loads ahead for the tile: its pieces of a stage of both operands, and, where a scale block
-// begins, the scale of row `thread` of A or of column `thread - kTile` of B.
+// Loads the next stage of a thread: its pieces of both operands and, at the first stage of a scale block, the
+// scale of row `thread` of A or of column `thread - kTile` of B.
 template <bool kScaled, bool kAlongA, bool kAlongB> struct Loader {
     const GemmProblem& problem;
     const Tile& tile;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void write_tile(const GemmProblem& problem, const Til
 // D(i, j) (+)= sum over k of A(i, k) B(j, k). Bytes: each operand tile once per tile of D across it (A n/128
 // times, B m/128 times, mostly from L2), D once; 2*m*n*k FLOPs. CTA: tiles of 128 x 128 of D, one after the
 // other, 8 warps of 64 x 32; the next stage of 32 is loaded into registers while tensor cores work on the
-// current one. Barriers: two around the tile's description, then one a stage: after it all writes to this
+// current one. Barriers: two around the tile's description, then one per stage: after it all writes to this
 // stage are visible and nobody reads the other stage, which is written next. The scales of a block are
 // double-buffered in the same way. Deterministic: an output is one warp's sum over ascending k, promoted at
 // every scale block, and has one writer.

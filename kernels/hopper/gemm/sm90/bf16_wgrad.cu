@@ -8,10 +8,10 @@
 // must overlap.
 //
 // Grid, roles: wgrad_roles.h; A or B multicast. A consumer thread has 128 sums. A stage is 32 of the
-// contraction, 256 cycles of MMA a warpgroup; the wgmma of the next stage are issued before the last ones are
-// waited for, so that one warpgroup alone keeps the tensor cores busy while the other does something else.
-// Contraction rows past the group are zeroed in shared memory: each warpgroup zeroes its B and A, A therefore
-// twice.
+// contraction, 256 cycles of MMA per warpgroup; the wgmma of the next stage are issued before the last ones
+// are waited for, so that one warpgroup alone keeps the tensor cores busy while the other does something
+// else. Contraction rows past the group are zeroed in shared memory: each warpgroup zeroes its B and A, A
+// therefore twice.
 //
 // Epilogue: at a tile's end block 0's sums go to the staging boxes during block 1's last wgmma, and block 1's
 // into 64 registers of their own; the next tile then overwrites both accumulators. Block 1 follows through
@@ -29,7 +29,7 @@
 //   each
 //
 // Shared memory: an operand of a stage is two panels of 64 outputs x 32 contraction rows, 128-byte swizzled
-// (8 KiB); 8 stages of A and 2 x 6 of B (160 KiB); 8 KiB of staging boxes a warp (64 KiB); tile ring;
+// (8 KiB); 8 stages of A and 2 x 6 of B (160 KiB); 8 KiB of staging boxes per warp (64 KiB); tile ring;
 // barriers. Named barriers, besides those of wgrad_roles.h:
 //
 //   kBegin   once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts

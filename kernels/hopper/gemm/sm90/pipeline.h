@@ -97,14 +97,13 @@ struct WorkTile {
 struct SharedStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];  // FP8: scales of A's rows
-    alignas(
-        16) float col_scales[kStages][kTileCols];  // FP8: scales of B's columns, where it has one a column
+    alignas(16) float col_scales[kStages][kTileCols];  // FP8: scales of B's columns, if it has one per column
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
     SharedQueue queue;
 };
-// What a CTA has; and what a kernel is launched with, so that the stages are aligned inside: where the
-// padding does not fit, the declared alignment of the base must do (prepare_shared).
+// Shared memory: the most of a CTA, and the bytes of a launch. The launch adds padding to align the stages.
+// If the padding does not fit, prepare_shared relies on the declared alignment of the base.
 constexpr size_t kMaxSharedBytes = 227 * 1024, kSharedAlignment = 1024;
 template <class Shared> constexpr bool kPadded = sizeof(Shared) + kSharedAlignment <= kMaxSharedBytes;
 template <class Shared>
@@ -349,7 +348,7 @@ __device__ __forceinline__ void run_roles(Produce produce, Consume consume, Fill
     }
 }
 
-// ---- epilogue from registers: 16 bytes (BF16) or 8 bytes (FP32) a thread and store
+// ---- epilogue from registers: 16 bytes (BF16) or 8 bytes (FP32) per thread and store
 //
 // A quad of lanes holds 4 chunks of 8 columns, each lane 2 columns of every chunk; afterwards lane q holds
 // all of chunk q.
@@ -496,8 +495,8 @@ struct StoredShape {
 inline CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape, int box_rows) {
     return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, box_rows);
 }
-// What the kernels support, and their launchers: rows grouped (fp8.cu, which also takes weight gradients with
-// scales constant along the contraction; bf16.cu) and weight gradients (fp8_wgrad.cu, bf16_wgrad.cu).
+// Conditions of the kernels, and their launchers: rows grouped (fp8.cu, which also takes weight gradients
+// with scales constant along the contraction; bf16.cu) and weight gradients (fp8_wgrad.cu, bf16_wgrad.cu).
 bool wgmma_supports_fp8(const GemmProblem& problem, int64_t group_alignment);
 bool wgmma_supports_bf16(const GemmProblem& problem);
 using LaunchWgmma = void(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
