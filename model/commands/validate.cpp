@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <ranges>
 
 namespace fp8flow {
 
@@ -288,9 +287,10 @@ void ValidateRun::read_files() {
 }
 
 int ValidateRun::run() {
+    std::vector<std::string> names;
+    for (const Arm& arm : arms_) names.push_back(arm.name);
     log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)",
-                          fmt::join(arms_ | std::views::transform(&Arm::name), ", "),
-                          config_.training.train_iters));
+                          fmt::join(names, ", "), config_.training.train_iters));
     if (seeds_.size() > 1) log_.line(fmt::format("seeds: {}", fmt::join(seeds_, ", ")));
     const bool done = run_jobs();
     if (run_folder_) run_folder_->check();
