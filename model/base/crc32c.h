@@ -12,8 +12,8 @@
 
 namespace fp8flow {
 
-// Continues the checksum `crc` (0 at the start) with these bytes. Eight bytes an instruction: about 8 GB/s a
-// core, more than a disk takes.
+// Continues the checksum `crc` (0 at the start) with these bytes. Eight bytes per instruction: about
+// 8 GB/s per core, more than a disk takes.
 inline uint32_t crc32c(const void* data, size_t bytes, uint32_t crc = 0) {
     const auto* at = static_cast<const uint8_t*>(data);
     uint64_t state = ~crc;

@@ -16,8 +16,8 @@
 
 namespace fp8flow {
 
-// Permissions of every file and folder that a run makes, checkpoints and exported weights too, but for what
-// the umask takes from them.
+// Permissions of every file and folder that a run makes, checkpoints and exported weights included. The umask
+// removes some of them.
 constexpr unsigned kNewFileMode = 0666, kNewFolderMode = 0777;
 
 // A file that grows by whole lines; each line reaches the system in one write, so a crash of this program
@@ -92,7 +92,7 @@ public:
 
     // Removes the files, not folders, of the names that `which` wants gone. Throws ExitCode::output.
     void remove_files(const std::function<bool(const std::string& name)>& which) const;
-    // Of AtomicFiles whose process died. Nobody else may be writing here.
+    // Temporary files of processes that died. No other process may write here.
     void remove_leftovers() const;
 
 private:
@@ -105,7 +105,7 @@ private:
 // The sorted names in an open folder, without "." and "..". Returns 0 or the error number.
 int list_folder(int folder, std::vector<std::string>& names);
 
-// To standard error, in whole. What cannot be written is lost, and no exception.
+// To standard error, as a whole. What cannot be written is lost, without an exception.
 void print_err(std::string_view text);
 
 }  // namespace fp8flow

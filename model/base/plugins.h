@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Shared libraries of the user's that --plugin names: kernels for bench (fp8flow/plugin.h), recipes for
-// everything else (fp8flow/recipe.h). A library stays loaded.
+// Shared libraries of the user (--plugin): kernels for bench (fp8flow/plugin.h), recipes for all other
+// commands (fp8flow/recipe.h). A library stays loaded.
 #pragma once
 
 #include <string>

@@ -74,7 +74,7 @@ inline constexpr std::array kFilesOfTheEnd = {"report.html", "memory.json", "ten
 std::vector<std::string> files_of_run(const std::string& folder);
 // A TensorBoard file as report::EventFile names it: events.out.tfevents.SECONDS.HOST.PROCESS, no dot in HOST.
 bool is_event_file(const std::string& path);
-// Of the model that a run begins with, in an export of the model that it becomes.
+// Files of the initial model that are copied into an export of the trained one.
 inline constexpr std::array kCarriedFiles = {"generation_config.json",
                                              "tokenizer.json",
                                              "tokenizer_config.json",
@@ -86,7 +86,7 @@ inline constexpr std::array kCarriedFiles = {"generation_config.json",
                                              "merges.txt",
                                              "chat_template.jinja",
                                              "chat_template.json"};
-// Removes the files of an export with Hugging Face names, but not those: they may be the user's.
+// Removes the files of an export, but not the copied ones, which may be the user's.
 void remove_exported(const OutputFolder& folder);
 
 }  // namespace fp8flow

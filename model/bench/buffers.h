@@ -23,7 +23,7 @@ struct RoutedRows {
 class Buffers {
 public:
     // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls. `filler`:
-    // what was drawn for others.
+    // shared with other cases, so that random values are drawn once.
     Buffers(Device& device, Arena& arena, const Buffers* first, RandomFiller* filler = nullptr)
         : device_(device), arena_(arena), first_(first), filler_(filler != nullptr ? filler : &own_filler_) {}
     Buffers(const Buffers&) = delete;

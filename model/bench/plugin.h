@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A caller's kernels next to ours (`bench --plugin`): loads the library, hands it the arguments of an
-// operation as named tensors and numbers, and compares what both wrote. The library's side:
+// Kernels of the user next to ours (`bench --plugin`): loads the library, passes it the arguments of an
+// operation as named tensors and numbers, and compares the results. The part of the library:
 // include/fp8flow/plugin.h.
 #pragma once
 
@@ -51,8 +51,8 @@ private:
     std::map<std::string, fp8flow_plugin_run> runs_;
 };
 
-// What both wrote, in words: "equal", or where they differ: "y: nmse 1.2e-06", "a: 3 of 4096 values". The
-// tensors hold the same values before each of the two, and those again afterwards.
+// Compares the results of both: "equal", or where they differ: "y: nmse 1.2e-06", "a: 3 of 4096 values". The
+// tensors hold the same values before each of the two calls, and again afterwards.
 std::string compare_results(Device& device, const std::vector<NamedTensor>& tensors,
                             const std::function<void()>& ours, const std::function<void()>& theirs);
 

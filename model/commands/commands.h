@@ -60,7 +60,7 @@ struct GenerateOptions {
     Sampling sampling;
 };
 
-// Of the command line. Only generate, replay and plan may have no config_path; then they have hf_config.
+// Of the command line. Without config_path the configuration is that of hf_config; replay needs neither.
 struct Options {
     std::string command;                                    // as it was typed, for the results
     RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite

@@ -153,8 +153,8 @@ struct ProfileSpec {
     double energy_seconds = 5;  // window of the energy counter; 0: not measured
 };
 
-// Constants of an imported model that are multiplied into its weights when they are read: ours = factor x
-// theirs. mlp_output is within a MoE block, the other ones are around it.
+// Constants of an imported model that are multiplied into its weights when they are read: our weight = factor
+// x its weight. mlp_output is inside a MoE block, the others are outside.
 struct WeightFolds {
     double embedding = 1, final_norm = 1, query = 1, residual = 1, mlp_output = 1;
 };
@@ -180,8 +180,8 @@ struct Config {
     std::string imported;  // ImportedModel::name; empty: the settings are all there is
     std::string family;    // ImportedModel::family
     WeightFolds folds;     // ImportedModel::folds
-    // Where the run differs from what its files and settings say: what an imported model says and nobody
-    // reads, what resolve_config changed. Printed at the start.
+    // Printed at the start: what an imported model sets and this program does not read, and what
+    // resolve_config changed.
     std::vector<std::string> warnings;
 };
 

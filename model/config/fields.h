@@ -50,21 +50,21 @@ const ConfigField& field_named(const std::string& name);  // "section.key", whic
 
 // For an unknown key: "did you mean 'hidden_size'", the reason why a known feature is refused, or empty.
 std::string explain_unknown_key(std::string_view key);
-// A key of Megatron's that has one legal value here, or a key of an earlier version: with this value it is
-// ignored (text: a note, or empty), or it is refused. Nothing: it never was a key. An empty section: any.
+// For a key of Megatron-LM with one legal value here, or a key of an earlier version: whether this value is
+// ignored (text: a note, or empty) or refused (text: why). Absent: never a key. An empty section: any.
 struct KeyWithoutSetting {
     bool ignored = false;
     std::string text;
 };
 std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, std::string_view key,
                                                      std::string_view value);
-// What an argument of Megatron-LM's that has another name here, or none, sets: a leaf key and its value. An
-// empty key: nothing. Absent: it has the same name, or is not known.
+// For an argument of Megatron-LM that has another name here, or none: the leaf key that it sets, and the
+// value. Empty key: it sets nothing. Absent: it has the same name here, or is not known.
 struct MegatronSetting {
     std::string key, value;
 };
 std::optional<MegatronSetting> megatron_setting(std::string_view name, std::string_view value);
-// A dump of an earlier version without the keys that are gone, whatever their values.
+// Removes keys that no longer exist from the dump of an earlier version.
 std::string without_old_keys(std::string_view dump);
 // The candidate nearest to `word`, or empty when none is near.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The list of these keys, each with its old rule.
+// The list of keys with a changed rule, each with the value for the old rule.
 #include "model/config/meanings.h"
 
 #include "model/config/fields.h"

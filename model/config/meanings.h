@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Keys that came because a rule was changed to Megatron-LM's. Their default is the new rule. Files and
-// checkpoints without such a key come from versions that had the old one: a file gets a warning, a resumed
-// run goes on with the rule it was begun with.
+// Keys that choose between an old rule and that of Megatron-LM, which is the default. Files and checkpoints
+// without such a key come from versions with the old rule: a file gets a warning, a resumed run keeps the
+// rule that it started with.
 #pragma once
 
 #include "model/config/config.h"

@@ -11,7 +11,7 @@
 
 namespace fp8flow::predict {
 
-// The driver's context, libraries, the communicator and fragmentation: not counted by plan.
+// Share of the driver's context, libraries, the communicator and fragmentation, which plan does not count.
 inline constexpr double kOutsideShare = 0.05;
 // Rows per expert of a weight gradient from which on its MMAs hide the traffic of the gradient: 2 x 2048
 // FLOPs per element take as long as 11 bytes of memory traffic, and to read and write it is 8.
@@ -52,9 +52,9 @@ struct JoinedMemory {
 };
 std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, int64_t micro_batches);
 
-// Micro-batches that gain time if their weight gradients are joined, where memory does not matter: until a
-// GEMM has kRowsOfJoined rows per expert with even routing, two at least. In as few GEMMs as possible, which
-// are as equal as possible: 9 micro-batches of at most 8 are 5 and 4.
+// The number of micro-batches to join for their weight gradients if memory does not matter: until a GEMM has
+// kRowsOfJoined rows per expert with even routing, at least two. As few GEMMs as possible, as equal as
+// possible: 9 micro-batches of at most 8 are 5 and 4.
 int64_t useful_joined(const Config& config, int64_t ranks);
 
 // Decides precision.moe_wgrad_micro_batches: auto. More than one needs a step with several micro-batches on a

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A kind of GPU as a prediction sees it: its datasheet, and the shares of it that profiles measured.
+// A kind of GPU, for predictions: its datasheet, and the shares of its rates that profiles measured.
 // scripts/calibrate.py makes the shares.
 #pragma once
 
@@ -46,7 +46,7 @@ struct CheckSummary {
     bool unseen = false;         // of models that gave the calibration no number
 };
 
-// What steps took on several hosts that were made of one machine, over their prediction.
+// Step times on several hosts that were parts of one machine, over their prediction.
 struct HostRuns {
     double least = 1, most = 1;
     int64_t runs = 0;

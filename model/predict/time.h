@@ -43,8 +43,8 @@ struct StepTime {
     double mfu(const Datasheet& sheet) const { return useful_flops / step / sheet.peak(); }
 };
 
-// What the formulas leave out of this configuration; empty: nothing. Such a run is predicted all the same:
-// `plan` says so, and `scripts/calibrate.py --check` lists it apart.
+// What the formulas leave out of this configuration; empty: nothing. Such a run is predicted nevertheless:
+// `plan` prints a note, and `scripts/calibrate.py --check` lists it separately.
 std::string not_covered(const Config& config);
 // True if the recipes of all layers have formulas and shares.
 bool can_predict(const Config& config, const Gpu& gpu);

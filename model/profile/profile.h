@@ -41,8 +41,8 @@ struct ProfileRow {
     double share = 0;         // of its part's time, both directions
 };
 
-// What one rank saw: rows in order of first appearance, the same on every rank, with the counts of the last
-// step; and its times.
+// Measurements of one rank: rows in order of first appearance, the same on every rank, with the counts of the
+// last step; and their times.
 struct RowSamples {
     struct Call {
         size_t row = 0;
@@ -73,7 +73,7 @@ void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samp
 // Fills ideal_seconds: `ideal` gives the seconds of one call at the measured ceilings.
 using IdealSeconds = std::function<double(const OpCall& call, double wire_bytes)>;
 void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
-// The rows of all ranks in one: times over steps and ranks, mean counts, highest memory; shares of each part.
+// Merges the rows of all ranks: times over steps and ranks, mean counts, highest memory; shares of each part.
 // Collective.
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world);
 // Plan, dispatch and combine of one MoE layer, both directions.
@@ -94,9 +94,9 @@ struct LayerTimes {
     std::vector<double> layer_by_step, clock_by_step;
 };
 
-// Where a rank is slow, all that share the experts wait for it in the stages that cross ranks; its own work,
-// which no rank waits in, is where it shows. Of one MoE layer and micro-batch, both directions; over the
-// steps timed by stage.
+// All ranks that share the experts wait for a slow rank in the stages that cross ranks. The time of its own
+// work, in which no rank waits, shows which rank it is. Of one MoE layer and micro-batch, both directions;
+// over the steps timed by stage.
 struct RankSeconds {
     Spread work;                 // all stages but plan, dispatch and combine
     double wire = 0, alone = 0;  // medians of those, and of them while no stage computes on any stream
@@ -178,7 +178,7 @@ struct PartTime {
     double seconds = 0, ideal_seconds = 0;  // of a step
     double above_ceiling() const { return seconds - ideal_seconds; }
 };
-// All of them, the furthest above its ceiling first. What has no ceiling counts whole.
+// All parts, the furthest above its ceiling first. A part without a ceiling counts with its whole time.
 std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows);
 
 struct Profile {
@@ -206,7 +206,7 @@ nlohmann::json profile_json(const Profile& profile, const Config& config);
 std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // "1.42x", the time of the first arm's layer over that of this one; "1.00x" for the first; or "not resolved"
 std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit = "x");
-// Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
+// Complete events in Chrome's trace format, for Perfetto: one process per rank, one thread per recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 
 }  // namespace fp8flow::profile

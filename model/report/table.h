@@ -66,7 +66,7 @@ inline constexpr std::string_view kNotResolved = "not resolved";
 inline constexpr std::string_view kResolvedRule =
     "two medians differ by no more than the wider range (min to max), or one has fewer than 3 values";
 
-// A difference says something where it is larger than what the same thing differs from itself.
+// A difference is resolved if it exceeds the spread of one thing measured again.
 inline bool resolved(double difference, double spread) { return !(std::abs(difference) <= spread); }
 bool resolved(const Spread& a, const Spread& b);
 

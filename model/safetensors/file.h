@@ -25,8 +25,8 @@ public:
     const SafetensorsHeader& header() const { return header_; }
     const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
     const TensorEntry* find(std::string_view name) const;  // null: not in this file
-    // As they lie in the file, at any alignment. A file that was cut since it was opened is refused here; one
-    // that is cut while the bytes are being read ends the process, as with every mapped file.
+    // The bytes in the file, at any alignment. Refuses a file that was truncated since it was opened. If it
+    // is truncated while the bytes are read, the process ends, as with every mapped file.
     std::span<const uint8_t> bytes(const TensorEntry& entry) const;
 
 private:

@@ -23,7 +23,7 @@ Keys routing_keys();
 Routing routing_of(const Shape& shape, uint64_t seed = 1);
 std::vector<Routing> routings_of(const Shape& shape, int64_t ranks);
 
-// All ranks' routing, known to the host, and what follows from it for one rank.
+// Counts of the dispatch plan of one rank, computed on the host from the routing of all ranks.
 struct PlanCounts {
     std::vector<int64_t> rows;  // of each local expert
     int64_t valid = 0, padded = 0;
