@@ -108,7 +108,8 @@ constexpr const char* kOtherVersion = "the configuration in the checkpoint is no
 
 // Keys that say where and how a run computes, not what.
 bool says_what_is_trained(const std::string& line) {
-    if (line.starts_with("training.use_distributed_optimizer:")) return false;
+    for (const char* key : {"training.use_distributed_optimizer:", "model.hf_family:"})
+        if (line.starts_with(key)) return false;
     for (const char* section : {"output.", "checkpoint.", "validate.", "profile.", "kernels.", "parallel."})
         if (line.starts_with(section)) return false;
     return true;

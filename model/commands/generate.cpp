@@ -94,6 +94,7 @@ int run_generate(const Options& all, ProcessGroup& world) {
     const int64_t trained_length = model.config().model.seq_length;
     const int64_t most = static_cast<int64_t>(tokens.size()) + options.max_tokens;
     adapt(model.config(), most);
+    check_config(model.config());
     const auto prompt =
         std::make_shared<Prompt>(tokens, model.config().model.vocab_size, model.config().model.seq_length);
     report::RunLog log(world.rank(), report::Terminal{report::Terminal::Detail::quiet});

@@ -308,6 +308,8 @@ private:
                     {"model.num_query_groups", "model.num_attention_heads"});
         }
         const HfFamily* const family = hf_family(c_.family);
+        rule(c_.family.empty() || family != nullptr, {"model.hf_family"},
+             "want a model_type that fp8flow families lists");
         if (m.attention && family != nullptr && family->index_topk > 0)
             rule(m.seq_length <= family->index_topk, {"model.seq_length"},
                  fmt::format(

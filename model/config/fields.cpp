@@ -184,6 +184,8 @@ std::vector<ConfigField> model_fields() {
         integer(KEY(model, max_position_embeddings), {.min = 0, .max = 1 << 30},
                 "longest sequence of an imported model, written to config.json by --export; changes "
                 "nothing in training; 0 or less than seq_length: seq_length"),
+        optional_text("model", "hf_family", AT(family),
+                      "model_type of the model that was imported (fp8flow families); \"\": none"),
         boolean(
             KEY(model, yields_to_hf_config),
             "true: with --hf-config, keys that it sets are not taken from this file (--set changes them)"),

@@ -38,9 +38,6 @@ constexpr std::pair<std::string_view, const char*> kSynonyms[] = {
     {"n_shared_experts", "num_shared_experts"},
     {"n_shared_experts", "num_shared_expert"},
     {"norm_topk_prob", "moe_renormalize"},
-    {"routed_scaling_factor", "route_scale"},
-    {"routed_scaling_factor", "router_scaling_factor"},
-    {"routed_scaling_factor", "moe_routed_scaling_factor"},
     {"n_group", "num_expert_group"},
     {"first_k_dense_replace", "num_dense_layers"},
     {"scoring_func", "expert_selection_fn"},
@@ -56,6 +53,7 @@ public:
     ImportedModel read() {
         model_.name = fmt::format("{}: model_type {}", file_, family_.type);
         model_.family = family_.type;
+        set("model.hf_family", std::string(family_.type), "model_type");
         common();
         activation();
         only();
@@ -127,11 +125,12 @@ private:
     int64_t absent_or_null(const char* name, int64_t absent, int64_t null) {
         return integer(name, contains(name) ? null : absent);
     }
-    bool boolean(const char* name, bool otherwise) {
-        if (!present(name)) return otherwise;
+    // null is false, as in Python.
+    bool boolean(const char* name, bool absent) {
+        if (!present(name)) return absent && !contains(name);
         if (find(name).is_boolean()) return find(name).get<bool>();
         problem(name, fmt::format("got {}, want true or false", shown(find(name))));
-        return otherwise;
+        return absent;
     }
     std::string text(const char* name, const char* otherwise) const {
         if (!present(name)) return otherwise;
@@ -194,7 +193,9 @@ private:
 
     // Every key of dropout or of noise in the router, whatever its family calls it.
     void no_noise() {
-        for (const auto& [name, value] : json_.items()) {
+        Json all = json_;
+        if (const Json* inner = at("ffn_config"); inner != nullptr && inner->is_object()) all.update(*inner);
+        for (const auto& [name, value] : all.items()) {
             const auto has = [&name = name](const char* part) {
                 return name.find(part) != std::string::npos;
             };
@@ -257,17 +258,22 @@ private:
         copy("qk_nope_head_dim", "model.qk_head_dim", absent.nope);
         copy("qk_rope_head_dim", "model.qk_pos_emb_head_dim", absent.rope);
         copy("v_head_dim", "model.v_head_dim", absent.v);
-        if (family_.index_topk > 0)
+        if (family_.index_topk > 0) {
+            set("model.max_position_embeddings",
+                std::min(integer("max_position_embeddings", family_.index_topk), family_.index_topk),
+                "index_topk");
             note("model.multi_latent_attention",
                  fmt::format("index_topk: attention is over all keys, which is the same up to {} tokens; the "
                              "indexer is not imported, and an export is deepseek_v3 without it",
                              family_.index_topk));
+        }
         want("rope_interleave", boolean("rope_interleave", true) ? "true" : "false", "true",
              "pairs that rotate are neighbours in files of this family");
     }
 
     void windows() {
-        if (contains("layer_types") && find("layer_types").is_array()) {
+        if (present("layer_types")) {
+            if (!json_["layer_types"].is_array()) return problem("layer_types", "want a list");
             for (const Json& type : find("layer_types"))
                 if (type != "full_attention" && (type != "indexed_attention" || family_.index_topk == 0))
                     return problem("layer_types",
@@ -305,19 +311,16 @@ private:
             if (!(factor > 0)) problem("logits_scaling", "want multipliers above 0");
     }
 
-    // rope_theta is a key of its own, or since Transformers 5 one of rope_parameters; rope_scaling comes
-    // first.
+    // rope_theta is a key of its own, or since Transformers 5 one of rope_parameters, which rope_scaling
+    // replaces.
     void rope() {
         const char* const group = present("rope_scaling") ? "rope_scaling" : "rope_parameters";
         const Json scaling = present(group) ? find(group) : Json::object();
         if (!scaling.is_object())
             return problem(group, fmt::format("got {}, want an object", shown(scaling)));
-        const auto inner = [&](const char* name) {  // in the group, in the other one, or at the top level
-            for (const Json* place : {&scaling, at("rope_parameters"), &json_})
-                if (place != nullptr && place->is_object() && place->contains(name) &&
-                    !(*place)[name].is_null())
-                    return (*place)[name];
-            return Json();
+        const auto inner = [&](const char* name) {
+            const Json value = scaling.value(name, Json());
+            return value.is_null() ? json_.value(name, Json()) : value;
         };
         const Json theta = inner("rope_theta"), partial = inner("partial_rotary_factor");
         if (theta.is_number())
@@ -325,13 +328,16 @@ private:
         else
             problem("rope_theta", fmt::format("got {}, want a number", shown(theta)));
         const auto head = static_cast<double>(std::max<int64_t>(1, integer("head_dim", 1)));
+        if (!partial.is_null() && !partial.is_number())
+            problem("partial_rotary_factor", fmt::format("got {}, want a number", shown(partial)));
         const double share = partial.is_number()     ? partial.get<double>()
                              : present("rotary_dim") ? real("rotary_dim", head) / head  // MiniMax
-                                                     : family_.rotary_percent;
-        if (partial.is_number() && family_.latent)
-            want("partial_rotary_factor", shown(partial.get<double>()), "1.0",
-                 "qk_rope_head_dim says how much of a head rotates");
-        else if (partial.is_number() || share != 1)
+                                                     : family_.rotary_percent.value_or(1);
+        if (!family_.rotary_percent)
+            want("partial_rotary_factor", shown(share), "1.0",
+                 family_.latent ? "qk_rope_head_dim says how much of a head rotates"
+                                : "whole heads rotate in this family");
+        else
             set("model.rotary_percent", fmt::format("{}", share), "partial_rotary_factor");
         const Json type =
             scaling.contains("rope_type") ? scaling["rope_type"] : scaling.value("type", Json("default"));
@@ -339,53 +345,60 @@ private:
     }
 
     void scaled_rope(const char* group, const Json& scaling, const Json& type) {
+        const auto inside = [&](const char* name) { return fmt::format("{}.{}", group, name); };
         const auto given = [&](const char* name) {
-            return scaling.contains(name) && scaling[name].is_number();
+            const std::string path = inside(name);
+            return present(path) ? std::optional(real(path.c_str(), 0)) : std::nullopt;
         };
-        const auto take = [&](const char* name, const char* key) {
-            if (given(name)) set(key, fmt::format("{}", scaling[name].get<double>()), group);
-        };
-        if (type == "dynamic" && !given("alpha"))
+        const int64_t longest = integer("max_position_embeddings", 0);
+        if (type != "yarn" && type != "deepseek_yarn" && family_.latent && given("mscale_all_dim"))
+            problem(group, "has mscale_all_dim, want rope_type yarn with it");
+        if (type == "dynamic") {
+            if (scaling.contains("alpha"))
+                problem(group, "has alpha, want none: this family does not scale by it");
             return note("model.rope_type", fmt::format("{}: frequencies are those of sequences up to "
                                                        "max_position_embeddings, longer ones are not scaled",
                                                        group));
-        const std::string name = type == "dynamic"         ? "ntk"
-                                 : type == "deepseek_yarn" ? "yarn"
-                                 : type.is_string()        ? type.get<std::string>()
-                                                           : "";
-        if (name != "linear" && name != "ntk" && name != "yarn" && name != "llama3")
+        }
+        const std::string name = type == "deepseek_yarn" ? "yarn"
+                                 : type.is_string()      ? type.get<std::string>()
+                                                         : "";
+        if (name != "linear" && name != "yarn" && name != "llama3")
             return problem(group,
                            fmt::format("got rope_type {}, want default, linear, dynamic, yarn or llama3: "
                                        "no other rotary embedding is implemented",
                                        shown(type)));
-        const char* const factor = name == "ntk" ? "alpha" : "factor";
-        if (!given(factor)) return problem(group, fmt::format("has no number {}", factor));
+        const auto take = [&](const char* name, const char* key) {
+            if (const auto value = given(name)) set(key, fmt::format("{}", *value), group);
+        };
+        if (!given("factor")) return problem(group, "has no number factor");
         set("model.rope_type", name, group);
-        take(factor, "model.rotary_scaling_factor");
-        if (name == "linear" || name == "ntk") return;
-        const Json length = scaling.value("original_max_position_embeddings", Json());
-        const int64_t original = whole_number(length).value_or(integer("max_position_embeddings", 4096));
-        set("model.original_max_position_embeddings", original, group);
+        take("factor", "model.rotary_scaling_factor");
+        if (name == "linear") return;
+        // at the top level it comes first
+        constexpr const char* kOriginal = "original_max_position_embeddings";
+        set("model.original_max_position_embeddings",
+            integer(kOriginal, integer(inside(kOriginal).c_str(), longest)), group);
         for (const char* key : {"beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"})
             take(key, (std::string("model.") + key).c_str());
         if (scaling.value("truncate", Json(true)) != true)
             problem(group, "got truncate false, want true: bounds of the ramp are whole numbers here");
-        if (name == "yarn") mscale(group, scaling);
+        if (name == "yarn")
+            mscale(group, std::log(*given("factor")), given("attention_factor"), given("mscale").value_or(0),
+                   given("mscale_all_dim").value_or(0));
     }
 
     // cos and sin are multiplied by attention_factor, or m(mscale) / m(mscale_all_dim) if both are given, or
     // m(1); scores of multi-latent attention by m(mscale_all_dim)^2 in any case. Here the two numbers say
     // all.
-    void mscale(const char* group, const Json& scaling) {
-        const auto given = [&](const char* name) {
-            return scaling.contains(name) && scaling[name].is_number() ? scaling[name].get<double>() : 0.0;
-        };
-        const double log = std::log(given("factor")), factor = given("attention_factor");
-        double mscale = given("mscale"), all = given("mscale_all_dim");
-        if (log <= 0 || factor != 0 || mscale == 0 || all == 0) {
+    void mscale(const char* group, double log, std::optional<double> factor, double mscale, double all) {
+        if (factor && (*factor <= 0 || (log <= 0 && *factor != 1)))
+            problem(group, fmt::format("got attention_factor {}, want {}", *factor,
+                                       log <= 0 ? "1 where factor is 1" : "more than 0"));
+        if (log <= 0 || factor || mscale == 0 || all == 0) {
             if (!family_.latent) all = 0;
-            if (log <= 0 || (factor == 0 && all == 0)) return;
-            mscale = ((factor != 0 ? factor : 1 + 0.1 * log) * (1 + 0.1 * all * log) - 1) / (0.1 * log);
+            if (log <= 0 || (!factor && all == 0)) return;
+            mscale = (factor.value_or(1 + 0.1 * log) * (1 + 0.1 * all * log) - 1) / (0.1 * log);
         }
         set("model.mscale", fmt::format("{}", mscale), group);
         if (all != 0) set("model.mscale_all_dim", fmt::format("{}", all), group);
@@ -409,7 +422,7 @@ private:
         else if (width >= 0 && width <= kWidest)
             set("moe.moe_shared_expert_intermediate_size", shared * width, "n_shared_experts");
         if (family_.shared_gate) set("moe.moe_shared_expert_gate", shared * width > 0, "model_type");
-        const std::string sum = text("shared_expert_combination_strategy", "sum");
+        const std::string sum = text("shared_expert_combination_strategy", family_.shared_strategy);
         if (sum == "average" && shared > 0)
             model_.folds.mlp_output = 0.5;
         else if (sum != "average")
@@ -439,11 +452,11 @@ private:
                 family_.has_bias && (family_.bias == nullptr || boolean(family_.bias, true)),
                 family_.bias == nullptr ? "topk_method" : family_.bias);
         }
-        constexpr const char* kScaling = "routed_scaling_factor";
-        if (family_.scaling != HfFamily::kNone && contains(kScaling))
-            number(kScaling, "moe.moe_router_topk_scaling_factor");
+        const char* const scaling = family_.scaling_key;
+        if (family_.scaling != HfFamily::kNone && contains(scaling))
+            number(scaling, "moe.moe_router_topk_scaling_factor");
         else if (family_.scaling != HfFamily::kNone)
-            set("moe.moe_router_topk_scaling_factor", fmt::format("{}", family_.scaling), kScaling);
+            set("moe.moe_router_topk_scaling_factor", fmt::format("{}", family_.scaling), scaling);
         if (family_.groups != HfFamily::kNone) groups(sigmoid);
     }
 
@@ -453,6 +466,7 @@ private:
                       chosen = absent_or_null("topk_group", family_.chosen_groups, 1),
                       topk = absent_or_null("num_experts_per_tok", family_.topk, 0);
         const bool grouped = groups > 1;
+        if (groups < 1) problem("n_group", fmt::format("got {}, want at least 1", groups));
         if (grouped && !sigmoid)
             problem("n_group", fmt::format("got {}, want 1: groups are scored by their logits here", groups));
         if (grouped && chosen * 2 != topk)
@@ -479,7 +493,11 @@ private:
 
     void listed_layers(const char* list) {
         std::vector<int> moe;
-        for (const Json& type : json_[list]) moe.push_back(type == "dense" || type == 0 ? 0 : 1);
+        for (const Json& type : json_[list]) {
+            moe.push_back(type == "sparse" || type == 1 ? 1 : 0);
+            if (moe.back() == 0 && type != "dense" && type != 0)
+                problem(list, fmt::format("got {}, want dense (0) or sparse (1)", shown(type)));
+        }
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), list);
         dense_width(std::find(moe.begin(), moe.end(), 0) != moe.end());
     }
@@ -602,10 +620,25 @@ const HfFamily& known_family(const std::string& type, const std::string& file) {
     return *found;
 }
 
+// Whether a value says what a model computes.
+bool describes_layers(const std::string& key, const nlohmann::json& value) {
+    if (!value.is_primitive() || value.is_null()) return false;
+    const auto is_in = [&](std::string_view part) { return key.find(part) != std::string::npos; };
+    return !is_in("model_type") && !is_in("dtype") && !is_in("token_id") && !is_in("version") &&
+           !is_in("_name_or_path") && !is_in("initializer") && !is_in("use_cache");
+}
+
 // The language model of one with other inputs: text_config, with what only the outer object says.
-nlohmann::json text_model(nlohmann::json json) {
+nlohmann::json text_model(nlohmann::json json, const std::string& file) {
     if (!json.contains("text_config") || !json["text_config"].is_object()) return json;
     nlohmann::json inner = json["text_config"];
+    std::vector<std::string> problems;
+    for (const auto& [key, value] : inner.items())
+        if (const auto outer = json.value(key, nlohmann::json());
+            describes_layers(key, value) && describes_layers(key, outer) && outer != value)
+            problems.push_back(fmt::format("{}: {}: differs from that of text_config, want one of them", file,
+                                           printable(key)));
+    throw_problems(problems, ExitCode::usage);
     for (const char* key : {"model_type", "tie_word_embeddings", "quantization_config"})
         if (!inner.contains(key) && json.contains(key)) inner[key] = json[key];
     const auto known = [](const nlohmann::json& of) {
@@ -622,7 +655,7 @@ ImportedModel parse_hf_config(std::string_view text, const std::string& file) {
     const nlohmann::json read = parse_json(text, file, ExitCode::usage);
     require(read.is_object(), ExitCode::usage, "{}: is no JSON object, want a Hugging Face config.json",
             file);
-    const nlohmann::json json = text_model(read);
+    const nlohmann::json json = text_model(read, file);
     require(json.contains("model_type") && json["model_type"].is_string(), ExitCode::usage,
             "{}: has no model_type, want a Hugging Face config.json", file);
     const auto type = json["model_type"].get<std::string>();

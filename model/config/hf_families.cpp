@@ -55,6 +55,13 @@ constexpr void whole(HfFamily& f, const char* architecture, bool query_key_norm)
     f.architecture = architecture;
     f.query_key_norm = query_key_norm;
 }
+// The class has no groups and calls the factor of the weights otherwise (null: it has none).
+constexpr void ungrouped(HfFamily& f, int64_t experts, int64_t topk, int64_t dense, double scaling,
+                         const char* key) {
+    without_groups(f, experts, topk, dense, scaling);
+    f.groups = HfFamily::kNone;
+    if (key != nullptr) f.scaling_key = key;
+}
 // Exported as deepseek_v3, which is the same model without an indexer.
 constexpr void indexed(HfFamily& f, HfLatent latent) {
     f.architecture = nullptr;
@@ -168,7 +175,7 @@ constexpr std::array kOfDeepSeekV3 = {
           }),
     as_v3("laguna", "Laguna",
           [](HfFamily& f) {
-              without_groups(f, 256, 8, 1, 1.0);
+              ungrouped(f, 256, 8, 1, 1.0, "moe_routed_scaling_factor");
               f.fp32_router = false;
               f.foreign = "its attention has windows and a gate";
               f.experts = "num_experts";
@@ -182,7 +189,7 @@ constexpr std::array kOfDeepSeekV3 = {
           }),
     as_v3("afmoe", "Trinity",
           [](HfFamily& f) {
-              without_groups(f, 64, 6, 1, 1.0);
+              ungrouped(f, 64, 6, 1, 1.0, "route_scale");
               f.fp32_router = false;
               f.foreign = "its attention has windows and a gate, norms follow its layers";
               f.experts = "num_experts";
@@ -194,7 +201,7 @@ constexpr std::array kOfDeepSeekV3 = {
           }),
     as_v3("flint", "Flint",
           [](HfFamily& f) {
-              without_groups(f, 256, 6, 2, HfFamily::kNone);
+              ungrouped(f, 256, 6, 2, HfFamily::kNone, nullptr);
               f.foreign = "its attention has windows and sinks";
               f.experts = "num_experts";
               f.has_bias = false;
@@ -224,7 +231,7 @@ constexpr std::array kOfDeepSeekV3 = {
           }),
     as_v3("lfm2_moe", "LFM2-8B-A1B",
           [](HfFamily& f) {
-              without_groups(f, 32, 4, 2, 1.0);
+              ungrouped(f, 32, 4, 2, 1.0, nullptr);
               f.fp32_router = false;
               f.foreign = "most of its layers are convolutions";
               f.experts = "num_experts";
@@ -245,11 +252,10 @@ constexpr std::array kOfDeepSeekV3 = {
           }),
     as_v3("hy_v3", "Hunyuan 3",
           [](HfFamily& f) {
-              without_groups(f, 192, 8, 1, 2.826);
+              ungrouped(f, 192, 8, 1, 2.826, "router_scaling_factor");
               whole(f, "HYV3ForCausalLM", true);
               f.experts = "num_experts";
               f.shared_key = "num_shared_experts";
-              f.scaling_key = "router_scaling_factor";
               f.listed = true;
               f.reads_norm = false;
               f.only[0] = {"mlp_bias", "false", "linear layers have no bias here"};
@@ -261,6 +267,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 128, 6, 1, 2.5);
               whole(f, "SarvamMoEForCausalLM", true);
+              f.rotary_percent = 1.0;
               f.reads_qk_norm = true;
               f.storage.embedding = "word_embeddings.weight";
               f.storage.attention = "attention.";
@@ -406,6 +413,7 @@ constexpr std::array kOthers = {
              .query_key_norm = true,
              .reads_attention_bias = false,
              .all_heads_norm = true,
+             .rotary_percent = 1.0,
              .scores = kSigmoid,
              .normalised = true,
              .reads_norm = false,
@@ -481,6 +489,7 @@ constexpr std::array kOthers = {
              .foreign = "it uses LayerNorm, and attention with windows runs in parallel with the MoE layer",
              .experts = "num_experts",
              .epsilon = "layer_norm_eps",
+             .shared_strategy = "average",
              .normalised = true,
              .any_scores = true,
              .has_bias = false,
@@ -508,7 +517,9 @@ constexpr std::array kOthers = {
              .normalised = true,
              .reads_norm = false,
              .only = {{{"ffn_config.moe_normalize_expert_weights", "1.0",
-                        "the weights of a token's experts are divided by their sum"}}},
+                        "the weights of a token's experts are divided by their sum"},
+                       {"ffn_config.ffn_act_fn.name", "\"silu\"",
+                        "SwiGLU with another activation is not implemented"}}},
              .num_experts = 4,
              .topk = 1,
              .storage = {.root = "transformer.",

@@ -66,8 +66,9 @@ struct HfFamily {
     // left out.
     std::optional<bool> qkv_bias = {};
     const char* bias_of_qkv = "attention_bias";
-    double rotary_percent = 1.0;  // partial_rotary_factor, where it is left out
-    bool granite = false;         // embedding_, residual_ and attention_multiplier, logits_scaling
+    // partial_rotary_factor, where it is left out; none: the class rotates whole heads
+    std::optional<double> rotary_percent = {};
+    bool granite = false;  // embedding_, residual_ and attention_multiplier, logits_scaling
 
     std::optional<GluSpec> glu = {};  // where it is not SwiGLU; swiglu_limit may say another limit
 
@@ -75,6 +76,7 @@ struct HfFamily {
     const char* epsilon = "rms_norm_eps";  // null: none
     const char *shared_key = "n_shared_experts",
                *scaling_key = "routed_scaling_factor";  // as they are written
+    const char* shared_strategy = "sum";  // shared_expert_combination_strategy, where it is left out
     ScoreFunction scores = ScoreFunction::softmax;
     // norm_topk_prob, whether the weights of a token's experts are divided by their sum. `norm_reason`: why
     // it may have no other value. `reads_norm`: false where the class has no such key.

@@ -331,7 +331,6 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
         config.warnings.push_back(config.foreign + ", which is not implemented and left out");
     }
     config.imported = first.name;
-    config.family = first.family;
     config.folds = first.folds;
     if (!first.name.empty()) config.model.yields_to_hf_config = false;  // it is decided: config.yaml has all
     // A user who sets the losses sets their coefficients too.

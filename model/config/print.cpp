@@ -42,6 +42,7 @@ bool changes_the_model(std::string_view name) {
     static constexpr std::string_view kTrained[] = {"model.init_method_std",
                                                     "model.embedding_init_method_std",
                                                     "model.max_position_embeddings",
+                                                    "model.hf_family",
                                                     "moe.moe_router_load_balancing_type",
                                                     "moe.moe_aux_loss_coeff",
                                                     "moe.moe_global_aux_loss_gradient",

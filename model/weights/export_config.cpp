@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 void add_rope(Json& json, const ModelSpec& m, const HfFamily& family) {
     const RopeSpec& rope = m.rope;
-    const bool partial = rope.rotary_percent != family.rotary_percent || rope.rotary_percent != 1;
+    const bool partial = rope.rotary_percent != family.rotary_percent.value_or(1) || rope.rotary_percent != 1;
     if (rope.rope_type == RopeType::rope && !partial) return;
     Json group = {{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
     if (partial) group["partial_rotary_factor"] = rope.rotary_percent;
@@ -29,7 +29,6 @@ void add_rope(Json& json, const ModelSpec& m, const HfFamily& family) {
         group["original_max_position_embeddings"] = rope.original_max_position_embeddings;
     };
     if (rope.rope_type == RopeType::linear) scaled("linear", "factor");
-    if (rope.rope_type == RopeType::ntk) scaled("dynamic", "alpha");
     if (rope.rope_type == RopeType::yarn) {
         scaled("yarn", "factor");
         group["beta_fast"] = rope.beta_fast;

@@ -235,13 +235,20 @@ TEST(Predictions, AnExportHasTheOrderAndTheWidthOfItsModel) {
                     "10 tensors of the indexer are ignored, e.g. model.layers.0.self_attn.indexer.k_norm.");
     EXPECT_EQ(nlohmann::json::parse(read_whole(folder->path("indexed/hf/config.json"))).at("model_type"),
               "deepseek_v3");
-    // Its settings alone name no family: the weights do.
-    const CommandResult run = fp8flow_alone(
-        with_settings({"train", "indexed/config.yaml", "--weights", "deepseek_v32", "--out", "long"},
-                      {"model.seq_length=2176"}),
-        folder->path());
-    EXPECT_EQ(run.status, static_cast<int>(ExitCode::usage));
-    expect_contains(run.err, "model.seq_length: got 2176, want at most index_topk = 2048");
+    // Its settings name the family, whatever follows.
+    const auto error = [&](std::vector<std::string> line) {
+        line.insert(line.begin() + 1, "indexed/config.yaml");
+        const CommandResult run = fp8flow_alone(line, folder->path());
+        EXPECT_EQ(run.status, static_cast<int>(ExitCode::usage));
+        return run.err;
+    };
+    const std::string longer = "model.seq_length: got 2176, want at most index_topk = 2048";
+    expect_contains(error({"train", "--out", "long", "--set", "model.seq_length=2176"}), longer);
+    expect_contains(
+        error({"evaluate", "--weights", "deepseek_v32", "--out", "long", "--set", "model.seq_length=2176"}),
+        longer);
+    expect_contains(
+        error({"generate", "--weights", "deepseek_v32", "--tokens", "1,2", "--max-tokens", "2047"}), longer);
 }
 
 }  // namespace

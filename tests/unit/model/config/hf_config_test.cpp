@@ -142,7 +142,9 @@ TEST(HfConfig, KeysBecomeSettings) {
     EXPECT_EQ(qwen3.model.padded_vocab_size, 151936);
     EXPECT_EQ(qwen3.model.moe_layer_freq, std::vector<int>(48, 1));
     EXPECT_EQ(config_of(published("mixtral")).model.moe_layer_freq, std::vector<int>(32, 1));
-    // null is no shared expert
+    // null is false, as in Python, and no shared expert
+    expect_settings(config_of(with_null(published("deepseek_v3"), "norm_topk_prob")),
+                    {"moe_router_norm_topk_prob: false"});
     expect_settings(config_of(with_null(published("deepseek_v3"), "n_shared_experts")),
                     {"moe_shared_expert_intermediate_size: 0"});
 }
@@ -161,6 +163,26 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
         {"qwen3", R"("hidden_dropout": 0.1)", "config.json: hidden_dropout: got 0.1, want 0"},
         {"qwen3", R"("sliding_window": null, "use_sliding_window": true)", "sliding_window: got 4096"},
         {"qwen3", R"("rope_scaling": {"rope_type": "yarn"})", "has no number factor"},
+        {"qwen3", R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "32"})",
+         "rope_scaling.beta_fast: got \"32\", want a number"},
+        {"qwen3", R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.0})",
+         "rope_scaling: got attention_factor 0, want more than 0"},
+        {"qwen3", R"("rope_scaling": {"rope_type": "yarn", "factor": 1.0, "attention_factor": 1.5})",
+         "rope_scaling: got attention_factor 1.5, want 1 where factor is 1"},
+        {"qwen3", R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})",
+         "original_max_position_embeddings: got 0"},
+        {"qwen3", R"("rope_scaling": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0})",
+         "rope_scaling: has alpha, want none"},
+        {"deepseek_v3", R"("rope_scaling": {"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 1.0})",
+         "rope_scaling: has mscale_all_dim, want rope_type yarn with it"},
+        // a class without the key rotates whole heads, whatever it says
+        {"qwen3", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor: got 0.5, want 1.0"},
+        {"mixtral", R"("rotary_dim": 64, "head_dim": 128)", "partial_rotary_factor: got 0.5, want 1.0"},
+        // rope_scaling takes the place of rope_parameters, with all that is in it
+        {"qwen3",
+         R"("rope_theta": null, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_theta": 5e5})",
+         "rope_theta: got null, want a number"},
         {"qwen3", R"("layer_types": ["full_attention", "sliding_attention"])",
          "layer_types: got \"sliding_attention\", want full_attention"},
         {"qwen3", R"("hidden_act": "swigluoai")", "hidden_act: got swigluoai, want silu"},
@@ -180,6 +202,10 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
         {"deepseek_v3", R"("rope_interleave": false)", "rope_interleave: got false, want true"},
         {"glm4_flash", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor: got 0.5, want 1.0"},
         {"deepseek_v2_lite", R"("n_group": 8)", "n_group: got 8, want 1"},
+        {"deepseek_v3", R"("n_group": 0)", "n_group: got 0, want at least 1"},
+        {"deepseek_v3", R"("mlp_layer_types": ["dense", "moe"])",
+         "mlp_layer_types: got \"moe\", want dense (0) or sparse (1)"},
+        {"qwen3", R"("layer_types": "sliding_attention")", "layer_types: want a list"},
         {"deepseek_v2_lite", R"("topk_method": "group_limited_greedy")",  // the larger DeepSeek-V2
          "topk_method: got group_limited_greedy, want greedy: a group is scored by its best"},
         {"deepseek_v2_lite", R"("norm_topk_prob": true)", "norm_topk_prob: got true"},
@@ -193,6 +219,16 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
     for (const auto& [model, patch, error] : cases) expect_contains(refused(published(model, patch)), error);
     const Json m3 = family("minimax_m3_vl");
     expect_contains(refused(changed(m3, R"("swiglu_alpha": 1.5)")), "swiglu_alpha: got 1.5, want 1.702");
+    const Json dbrx = family("dbrx");
+    expect_contains(refused(changed(dbrx, R"("ffn_config": {"moe_jitter_eps": 0.01})")),
+                    "moe_jitter_eps: got 0.01, want 0");
+    expect_contains(refused(changed(dbrx, R"("ffn_config": {"ffn_act_fn": {"name": "gelu"}})")),
+                    "ffn_config.ffn_act_fn.name: got \"gelu\", want \"silu\"");
+    // a key of another family is none of its own
+    expect_settings(config_of(family("hy_v3", R"("routed_scaling_factor": 0.5, "n_group": 4)")),
+                    {"moe_router_topk_scaling_factor: 2.826", "moe_router_num_groups: 0"});
+    expect_settings(config_of(family("afmoe", R"("route_scale": 0.5)")),
+                    {"moe_router_topk_scaling_factor: 0.5"});
     // a window that is not used is none, nor is a dropout of 0
     for (const char* patch :
          {R"("sliding_window": 4096)", R"("sliding_window": 4096, "use_sliding_window": null)",
@@ -329,6 +365,16 @@ TEST(HfConfig, SequencesAreNoLongerThanAnIndexChoosesAllKeysOf) {
     expect_contains(error("model: {seq_length: 2176}"),
                     "run.yaml:1:21: model.seq_length: got 2176, want at most index_topk = 2048");
     EXPECT_NO_THROW(read("model: {seq_length: 2176, attention: false}"));
+    // what a run writes of itself is enough
+    EXPECT_EQ(c.model.max_position_embeddings, 2048);
+    const auto again = [&](const char* override_text) {
+        return parse_config(dump_config(c), "config.yaml", {override_text});
+    };
+    EXPECT_EQ(again("model.seq_length=1024").family, "glm_moe_dsa");
+    expect_contains(error_of(ExitCode::usage, [&] { again("model.seq_length=2176"); }),
+                    "want at most index_topk = 2048");
+    expect_contains(error_of(ExitCode::usage, [&] { again("model.hf_family=llama5"); }),
+                    "model.hf_family: want a model_type that fp8flow families lists");
     json["index_topk"] = 1024;
     expect_contains(error("model: {seq_length: 256}"),
                     "index_topk: got 1024, want 2048: sequences have at most");
@@ -542,7 +588,10 @@ TEST(HfConfig, ScaledFrequenciesAreRead) {
     EXPECT_EQ(yarn.original_max_position_embeddings, 32768);
     EXPECT_EQ(yarn.mscale_all_dim, 0.5);
     // m(mscale) is the factor that is given
-    const RopeSpec given = rope_of({{"rope_type", "yarn"}, {"factor", 8.0}, {"attention_factor", 1.5}});
+    const RopeSpec given = rope_of({{"rope_type", "yarn"},
+                                    {"factor", 8.0},
+                                    {"original_max_position_embeddings", 4096},
+                                    {"attention_factor", 1.5}});
     EXPECT_NEAR(1 + 0.1 * given.mscale * std::log(8.0), 1.5, 1e-12);
     EXPECT_EQ(rope_of({{"rope_type", "linear"}, {"factor", 2.0}}).rope_type, RopeType::linear);
     EXPECT_EQ(rope_of({{"rope_type", "llama3"},
@@ -552,14 +601,16 @@ TEST(HfConfig, ScaledFrequenciesAreRead) {
                        {"original_max_position_embeddings", 8192}})
                   .original_max_position_embeddings,
               8192);
-    // rope_scaling comes before rope_parameters, as in Transformers
-    const Json both =
-        published("qwen3", R"("rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": null,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5})");
+    // rope_scaling comes before rope_parameters, and the length at the top level before that of a group, as
+    // in Transformers
+    const Json both = published("glm4", R"("rope_parameters": {"rope_theta": 5e5}, "rope_theta": 2e5,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        "original_max_position_embeddings": 32)");
     const Config c = config_of(both);
-    EXPECT_EQ(c.model.rope.rope_type, RopeType::linear);
-    EXPECT_EQ(c.model.rotary_base, 5e5);
+    EXPECT_EQ(c.model.rope.rope_type, RopeType::yarn);
+    EXPECT_EQ(c.model.rotary_base, 2e5);
     EXPECT_EQ(c.model.rope.rotary_percent, 0.5);
+    EXPECT_EQ(c.model.rope.original_max_position_embeddings, 32);
 }
 
 // The text model of one with other inputs; and the constants of Granite, which go into the weights.
@@ -570,6 +621,12 @@ TEST(HfConfig, NestedModelsAndFoldedConstants) {
     EXPECT_EQ(c.moe.num_experts, 256);
     const Json unnamed = changed(inner, R"("model_type": null)");
     EXPECT_EQ(config_of({{"model_type", "deepseek_v3"}, {"text_config", unnamed}}).family, "deepseek_v3");
+    expect_contains(refused({{"model_type", "other"},
+                             {"hidden_size", 128},
+                             {"vocab_size", inner["vocab_size"]},
+                             {"pad_token_id", 5},
+                             {"text_config", inner}}),
+                    "config.json: hidden_size: differs from that of text_config, want one of them");
     inner["model_type"] = "deepseek_v3_text";
     EXPECT_EQ(config_of({{"model_type", "other"}, {"text_config", inner}}).family, "deepseek_v3");
 
@@ -584,6 +641,8 @@ TEST(HfConfig, NestedModelsAndFoldedConstants) {
     const Json cohere = published("mixtral", R"("model_type": "cohere2_moe", "num_shared_experts": 1,
         "shared_expert_combination_strategy": "average", "num_experts": 8, "layer_norm_eps": 1e-5)");
     EXPECT_EQ(config_of(cohere).folds.mlp_output, 0.5);
+    EXPECT_EQ(config_of(changed(cohere, R"("shared_expert_combination_strategy": null)")).folds.mlp_output,
+              0.5);
 }
 
 TEST(HfConfig, HostileJson) {

@@ -379,6 +379,9 @@ TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
     EXPECT_EQ(positions(longer), longer.model.seq_length);
     longer.model.max_position_embeddings = 40960;  // of the model that it was imported from
     EXPECT_EQ(positions(longer), 40960);
+    longer.model.rope.rope_type = RopeType::ntk;  // no class that is exported has it
+    expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(longer, ExportFormat::bf16); }),
+                    "model.rope_type");
     Config sigmoid = config_of(whole_model(true));
     sigmoid.moe.moe_router_score_function = ScoreFunction::sigmoid;
     expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(sigmoid, ExportFormat::bf16); }),
