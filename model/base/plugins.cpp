@@ -3,11 +3,15 @@
 #include "model/base/plugins.h"
 
 #include "kernels/core/error.h"
+#include "kernels/core/random.h"
+#include "layers/flows/flow.h"
 #include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 
 #include <dlfcn.h>
 #include <fp8flow/recipe.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
@@ -31,14 +35,22 @@ void* plugin_symbol(const std::string& path, const char* name, std::string_view 
     return symbol;
 }
 
-void load_recipes(const std::string& path) {
+std::map<std::string, std::string> load_recipes(const std::string& path) {
     const auto* const plugin = static_cast<const RecipePlugin*>(
         plugin_symbol(path, "fp8flow_recipes", "fp8flow/recipe.h", "step by step: docs/usage/new_recipe.md"));
     require(
         plugin->headers == kRecipeHeaders, ExitCode::usage,
         "--plugin {}: built with the headers of another fp8flow; build it again with those of this program",
         printable(path));
+    const std::vector<std::string> before = registered_flows();
     plugin->register_flows();
+    const std::string file = path.find('/') == std::string::npos ? "./" + path : path;
+    const std::string library = fmt::format(
+        "{:016x}", fnv1a64(InputFile(file, ExitCode::usage, "--plugin " + path).text(int64_t{1} << 30)));
+    std::map<std::string, std::string> flows;
+    for (const std::string& flow : registered_flows())
+        if (std::ranges::count(before, flow) == 0) flows[flow] = library;
+    return flows;
 }
 
 }  // namespace fp8flow

@@ -3,6 +3,7 @@
 // commands (fp8flow/recipe.h). A library stays loaded.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -13,7 +14,8 @@ namespace fp8flow {
 void* plugin_symbol(const std::string& path, const char* name, std::string_view header,
                     std::string_view hint);
 
-// Registers the flows of the library. Throws Error(usage) also where it was built with other headers.
-void load_recipes(const std::string& path);
+// Registers the flows of the library. Returns their names, each with a fingerprint of the library. Throws
+// Error(usage) also where it was built with other headers.
+std::map<std::string, std::string> load_recipes(const std::string& path);
 
 }  // namespace fp8flow

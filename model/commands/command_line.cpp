@@ -385,7 +385,7 @@ void CommandLine::parse(int argc, char** argv, const JobStart& job) {
     if (!options.joined.empty() && options.config_path.empty())
         options.config_path = options.joined.front() + "/config.yaml";
     if (*evaluate || *generate) complete_trained_options();
-    for (const std::string& plugin : options.plugins) load_recipes(plugin);
+    for (const std::string& plugin : options.plugins) options.libraries.merge(load_recipes(plugin));
     // All of them are compared.
     if ((*validate || *profile) && registered_flows().size() > 1)
         options.overrides.insert(options.overrides.begin(), "precision.flow=''");

@@ -13,6 +13,7 @@
 #include "model/validate/arms.h"
 #include "model/validate/run_file.h"
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,7 +73,8 @@ struct Options {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
     std::string hf_config;  // a Hugging Face config.json, read before the configuration; empty: none
-    std::vector<std::string> plugins;  // libraries with recipes of the user (fp8flow/recipe.h)
+    std::vector<std::string> plugins;              // libraries with recipes of the user (fp8flow/recipe.h)
+    std::map<std::string, std::string> libraries;  // by flow: the fingerprint of its library
     std::string weights;  // replay, evaluate, generate: safetensors with Hugging Face names; empty: others
     std::string run;      // evaluate, generate: the folder of train that config_path is in; empty: none
     int64_t windows = 0;  // evaluate: held-out windows of each source; 0: those of an evaluation in training

@@ -212,6 +212,7 @@ private:
              {"wire bytes per step", wire},
              {"equal choices", routing.equal_choices()},
              {"routing", routing.empty() ? json(nullptr) : shortened(routing.group(job_.arm->name))}});
+        file_[kChecksum] = checksum_of(file_);
         json& measured = file_["measured"];
         add_provenance(measured, provenance_);
         measured.update({{"seconds per step", spread_of(seconds).median},
@@ -274,6 +275,12 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
 // On the first rank. Also writes the first files of this run.
 void ValidateRun::read_files() {
     known_ = read_run_files(config_.output.out);
+    const std::vector<RunFile> before = known_;
+    // the order of arms, and what each is compared with, are those of this command
+    for (RunFile& file : known_)
+        for (size_t number = 0; number < arms_.size(); ++number)
+            if (file.content.at("arm") == arms_[number].name)
+                file.content.update({{"number", number}, {"against", arms_[number].against}});
     if (options_.taken == RunFolder::Taken::overwrite)  // with --only: others stay
         std::erase_if(known_, [&](const RunFile& file) { return jobs_.front().is_of(file); });
     std::vector<RunFile> files = known_;
@@ -284,6 +291,10 @@ void ValidateRun::read_files() {
     const bool resumes = options_.taken == RunFolder::Taken::enter;
     if (run_folder_)
         log_.open(folder, "validate.log", resumes ? LineFile::Start::append : LineFile::Start::truncate);
+    for (size_t i = 0; run_folder_ && i < before.size(); ++i)
+        if (known_[i].content != before[i].content)
+            OutputFolder(std::filesystem::path(known_[i].path).parent_path().string())
+                .write_json(kRunFile, known_[i].content, -1);
 }
 
 int ValidateRun::run() {
@@ -337,17 +348,21 @@ void ValidateRun::choose_jobs() {
 }
 
 json ValidateRun::begin_file(const Job& job) const {
-    return {{"arm", job.arm->name},
-            {"seed", job.seed},
-            {"number", job.arm - arms_.data()},
-            {"against", job.arm->against},
-            {"keys", job.arm->keys},
-            {"commit", provenance_.commit},
-            {"backend", provenance_.gpus > 0 ? "hopper" : "reference"},
-            {"ranks", provenance_.ranks},
-            {"data", fingerprint_text(data_->fingerprint())},
-            {"routing of", options_.routing_of},
-            {"configuration", compared_keys(config_)}};
+    json file = {{"arm", job.arm->name},
+                 {"seed", job.seed},
+                 {"number", job.arm - arms_.data()},
+                 {"against", job.arm->against},
+                 {"keys", job.arm->keys},
+                 {"commit", provenance_.commit},
+                 {"backend", provenance_.gpus > 0 ? "hopper" : "reference"},
+                 {"ranks", provenance_.ranks},
+                 {"data", fingerprint_text(data_->fingerprint())},
+                 {"routing of", options_.routing_of},
+                 {"configuration", compared_keys(config_)}};
+    if (job.arm->name == kControlArm) file["validate.control_arm"] = job.arm->moves_start ? "ulp" : "exact";
+    const auto library = options_.libraries.find(job.arm->config.precision.flow);
+    if (library != options_.libraries.end()) file["plugin"] = library->second;
+    return file;
 }
 
 bool ValidateRun::run_jobs() {

@@ -40,6 +40,12 @@ std::vector<RunFile> joined_files(const Options& options) {
         require(files[i - 1].arm() != files[i].arm() || files[i - 1].seed() != files[i].seed(),
                 ExitCode::usage, "--join: {} and {} are the same arm and seed; leave one out",
                 files[i - 1].path, files[i].path);
+    for (const RunFile& file : files) {
+        const std::string against = file.content.at("against");
+        require(against.empty() || std::ranges::count(files, against, &RunFile::arm) > 0, ExitCode::usage,
+                "--join: {} is compared with the arm {}, and no run of it is among them: join it too",
+                file.path, against);
+    }
     check_agree(files, options.equal_commits);
     return files;
 }
@@ -95,6 +101,11 @@ int write_validation(const Options& options, const Config& config, const Provena
 int run_join(const Options& options, ProcessGroup& world) {
     const std::vector<RunFile> files = joined_files(options);
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
+    const RunFile& first = files.front();
+    check_agree({first,
+                 {{{"arm", first.arm()}, {"seed", first.seed()}, {"configuration", compared_keys(config)}},
+                  options.config_path}},
+                {});
     RunFolder run_folder(run_folder_of(options, config), world);
     config.output.out = run_folder.name();
     RunLog log(world.rank(), options.terminal);

@@ -5,6 +5,8 @@
 #include "kernels/core/error.h"
 #include "model/report/table.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -158,12 +160,15 @@ std::string table_heading(const Outcomes& outcomes, const Config& config) {
 
 std::string control_text(const Outcomes& outcomes) {
     if (!outcomes.noise) return "no noise floor: no control arm ran (validate.control_arm)";
-    std::string overlapping, apart;
-    for (const Outcome& o : outcomes.arms)
-        if (!o.pairs.empty() && o.arm != kControlArm)
-            (o.overlaps_control ? overlapping : apart) += " " + o.arm;
-    return fmt::format("Intervals against that of {}: overlap{}; apart{}", kControlArm,
-                       overlapping.empty() ? " none" : overlapping, apart.empty() ? " none" : apart);
+    const auto names = [&](bool overlapping) {
+        std::vector<std::string> arms;
+        for (const Outcome& o : outcomes.arms)
+            if (!o.pairs.empty() && o.arm != kControlArm && o.overlaps_control == overlapping)
+                arms.push_back(o.arm);
+        return arms.empty() ? "none" : fmt::format("{}", fmt::join(arms, ", "));
+    };
+    return fmt::format("Intervals against that of {}: overlap {}; apart {}", kControlArm, names(true),
+                       names(false));
 }
 
 std::string noise_text(const Outcomes& outcomes) {
@@ -171,10 +176,15 @@ std::string noise_text(const Outcomes& outcomes) {
         return "Intervals: noise within one run only, from blocks of steps; another seed can differ by more "
                "(--seeds 1,2,3)";
     const PooledVariance& pooled = outcomes.training;
-    return fmt::format("Intervals: over {} seeds, Student's t{}", outcomes.seeds.size(),
-                       pooled.p == 1 ? ""
-                                     : fmt::format("; variances of the arms {} (Bartlett, p = {:.2f})",
-                                                   pooled.same ? "pooled" : "differ", pooled.p));
+    std::vector<std::string> single;  // arms with one pair of runs
+    for (const Outcome& o : outcomes.arms)
+        if (o.training.noise == Noise::run) single.push_back(o.arm);
+    return fmt::format(
+        "Intervals: over {} seeds, Student's t{}{}", outcomes.seeds.size(),
+        pooled.p == 1 ? ""
+                      : fmt::format("; variances of the arms {} (Bartlett, p = {:.2f})",
+                                    pooled.same ? "pooled" : "differ", pooled.p),
+        single.empty() ? "" : fmt::format("; noise within one run only: {}", fmt::join(single, ", ")));
 }
 
 std::string answer_text(const Outcomes& outcomes, const Config& config) {
@@ -184,7 +194,7 @@ std::string answer_text(const Outcomes& outcomes, const Config& config) {
         if (worst == nullptr || std::abs(o.training.mean) > std::abs(worst->training.mean)) worst = &o;
     }
     if (worst == nullptr) return "no recipe to compare";
-    const size_t seeds = outcomes.seeds.size();
+    const int64_t seeds = worst->training.pairs;
     return fmt::format("{} {} from the loss of {} {}, limit {:.3g} %", worst->arm,
                        percent_text(worst->training, worst->base), outcomes.arms.front().arm,
                        seeds > 1 ? fmt::format("over {} seeds", seeds) : "with one seed",

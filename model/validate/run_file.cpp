@@ -3,6 +3,7 @@
 #include "model/validate/run_file.h"
 
 #include "kernels/core/error.h"
+#include "kernels/core/random.h"
 #include "model/config/fields.h"
 #include "model/safetensors/input.h"
 
@@ -56,7 +57,8 @@ void check_item(const RunFile& first, const RunFile& file, const std::string& it
         return std::ranges::count(equal_commits, commit.get<std::string>()) > 0;
     };
     std::string advice = "compare runs of one program on the same data, with the same configuration";
-    if (item == "commit") {
+    if (item == "plugin") advice = "give the arm another name if its library computes something else now";
+    if (item == "commit" || item == "plugin") {
         if (is_equal(there) && is_equal(here)) return;
         advice += fmt::format("; if what runs compute is the same in both, add --equal-commits {},{}",
                               there.get<std::string>(), here.get<std::string>());
@@ -70,6 +72,31 @@ void check_item(const RunFile& first, const RunFile& file, const std::string& it
             }
     fail(ExitCode::usage, "the runs differ in {}: {} has {}, {} has {}; {}", name, first.path, then,
          file.path, now, advice);
+}
+
+// Throws Error(data) unless a report can be made of this run.
+void check_done(const RunFile& file) {
+    std::string problem;
+    try {
+        const json& content = file.content;
+        for (const char* item : {"against", "commit", "backend", "ranks", "data", "routing of", "order",
+                                 "initial weights", "routing"})
+            content.at(item);
+        const Curve curve = run_of(content).curve;
+        const std::string steps = content.at("configuration").at("training.train_iters");
+        if (content.contains(kChecksum) && content.at(kChecksum) != checksum_of(content))
+            problem = "its losses are not those of the training";
+        if (curve.grad_norm.size() != curve.loss.size() ||
+            (content.at("diverged") == false && std::to_string(curve.loss.size()) != steps))
+            problem = fmt::format("{} losses and {} gradient norms of {} iterations", curve.loss.size(),
+                                  curve.grad_norm.size(), steps);
+        if (!std::ranges::all_of(curve.loss, [](double loss) { return std::isfinite(loss); }))
+            problem = "a loss is not a number";
+    } catch (const json::exception& error) {
+        problem = error.what();
+    }
+    require(problem.empty(), ExitCode::data, "{}: {}; remove this file to run this arm again", file.path,
+            problem);
 }
 
 }  // namespace
@@ -99,7 +126,7 @@ void check_agree(const std::vector<RunFile>& files, const std::vector<std::strin
     for (const RunFile& file : files) {
         check(file, nullptr, {"commit", "backend", "ranks", "data", "routing of", "configuration"});
         check(file, "seed", {"order", "initial weights"});
-        check(file, "arm", {"keys"});
+        check(file, "arm", {"keys", "against", "validate.control_arm", "plugin"});
     }
 }
 
@@ -109,6 +136,12 @@ json shortened(json values) {
     else if (values.is_number_float())
         values = std::stod(fmt::format("{}", values.get<float>()));
     return values;
+}
+
+std::string checksum_of(const json& file) {
+    std::string results;
+    for (const char* item : {"diverged", "lm_loss", "grad_norm", "held out"}) results += file.at(item).dump();
+    return fmt::format("{:016x}", fnv1a64(results));
 }
 
 std::vector<RunFile> read_run_files(const std::string& folder) {
@@ -125,14 +158,22 @@ std::vector<RunFile> read_run_files(const std::string& folder) {
         require(is_whole, ExitCode::data,
                 "{}: not the file of a run of validate; remove it to run this arm again", path);
         files.push_back({std::move(content), path});
+        if (files.back().is_done()) check_done(files.back());
     }
     sort_run_files(files);
     return files;
 }
 
 void sort_run_files(std::vector<RunFile>& files) {
-    std::ranges::sort(files, {}, [](const RunFile& file) {
-        return std::tuple(file.content.at("number").get<int64_t>(), file.arm(), file.seed());
+    // processes with other arms on their command lines may have numbered one arm differently
+    std::map<std::string, int64_t> numbers;
+    for (const RunFile& file : files) {
+        const int64_t number = file.content.at("number");
+        int64_t& least = numbers.emplace(file.arm(), number).first->second;
+        least = std::min(least, number);
+    }
+    std::ranges::sort(files, {}, [&](const RunFile& file) {
+        return std::tuple(numbers.at(file.arm()), file.arm(), file.seed());
     });
 }
 

@@ -16,7 +16,7 @@
 
 namespace fp8flow::validate {
 
-inline constexpr const char *kRuns = "runs", *kRunFile = "run.json";
+inline constexpr const char *kRuns = "runs", *kRunFile = "run.json", *kChecksum = "checksum";
 
 // "bf16_control-3", the name of its folder; characters that file names do not have become '_'.
 std::string job_name(const std::string& arm, int64_t seed);
@@ -34,14 +34,19 @@ struct RunFile {
 };
 // Throws Error(usage) with the item in which two files differ. All must agree in "commit", "backend",
 // "ranks", "data", "routing of" and "configuration" (without the arm's keys), those with one seed also in
-// "order" and "initial weights", those of one arm also in "keys". Two commits of `equal_commits` count as
-// one. A key that an older program did not have counts as its default.
+// "order" and "initial weights", those of one arm also in "keys", "against", "validate.control_arm" and
+// "plugin" (a fingerprint). Two commits or plugins of `equal_commits` count as one. A key that an older
+// program did not have counts as its default.
 void check_agree(const std::vector<RunFile>& files, const std::vector<std::string>& equal_commits);
 
 // With every real number as the shortest decimal of its FP32 value: losses are FP32, and take half the bytes.
 nlohmann::json shortened(nlohmann::json values);
 
-// All below runs/ of `folder`, by arm, then by seed; none if there is no such folder. Throws Error(data).
+// Of the results in a file, so that an edit is noticed. Files of earlier versions have none.
+std::string checksum_of(const nlohmann::json& file);
+
+// All below runs/ of `folder`, by arm, then by seed; none if there is no such folder. Throws Error(data),
+// also if a run that is done is not complete.
 std::vector<RunFile> read_run_files(const std::string& folder);
 void sort_run_files(std::vector<RunFile>& files);
 

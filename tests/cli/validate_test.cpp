@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -344,8 +345,74 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
         EXPECT_LE(equal.status, 1) << equal.err;
         EXPECT_EQ(json::parse(read_whole(folder.path("equal/validate.json"))).at("equal_commits").size(), 2u);
     }
+    const auto edited = [&](const std::string& reason, const auto& edit) {
+        json changed = json::parse(text);
+        edit(changed);
+        folder.write(path, changed.dump());
+        refused({"bf16", "flow"}, reason);
+    };
+    edited("runs/flow-1/run.json: 1 losses and 2 gradient norms of 2 iterations",
+           [](json& run) { run["lm_loss"].erase(1); });
+    edited("a loss is not a number", [](json& run) {
+        run["lm_loss"][1] = nullptr;
+        run.erase("checksum");
+    });
+    edited("its losses are not those of the training", [](json& run) { run["lm_loss"][1] = 1.5; });
+    edited("its losses are not those of the training", [](json& run) { run["held out"] = 1.5; });
+    edited("key 'order' not found", [](json& run) { run.erase("order"); });
+    edited("is compared with the arm nobody, and no run of it", [](json& run) { run["against"] = "nobody"; });
+    folder.write(path, text);
+    const CommandResult other =
+        fp8flow_alone({"validate", "--out", folder.path("joined"), "--set", "training.lr=0.01", "--join",
+                       folder.path("bf16"), folder.path("flow")});
+    expect_contains(failure(2, other), "the runs differ in training.lr");
     expect_contains(failure(2, fp8flow_alone(six_jobs(folder.path("none"), {"--only", "flow:4"}))),
                     "--only: got flow:4, want one of bf16:1, flow:1, bf16:2");
+}
+
+// Arms, what they are compared with and their order are those of the command that continues.
+TEST(ValidateJobs, MoreArmsAndSeedsLaterEqualAllAtOnce) {
+    TemporaryFolder folder;
+    const std::string keys = ":recipe=fp8_flow,moe_act_quantize_fusion=false";
+    const auto run = [&](const std::string& out, const std::string& seeds, const Texts& more) {
+        const Texts short_run = {"--set", "training.train_iters=2", "--set", "validate.control_arm=ulp"};
+        const CommandResult result = fp8flow_alone(six_jobs(folder.path(out), with(short_run, more), seeds));
+        ASSERT_LE(result.status, 1) << result.err;
+    };
+    const Texts all = {"--arm", "late:recipe=mxfp8", "--arm", "own" + keys};
+    run("grown", "1", {"--arm", "own@flow" + keys});
+    run("grown", "1,2", with(all, {"--resume", "auto"}));
+    run("whole", "1,2", all);
+    EXPECT_EQ(statement(folder.path("grown")), statement(folder.path("whole")));
+    ASSERT_LE(
+        fp8flow_alone({"validate", "--join", folder.path("grown"), "--out", folder.path("joined")}).status,
+        1);
+    EXPECT_EQ(statement(folder.path("joined")), statement(folder.path("whole")));
+}
+
+TEST(ValidateJobs, RunsOfAnotherPluginOrControlArmAreNotMixedIn) {
+    TemporaryFolder folder;
+    const std::string library = folder.path("recipes.so");
+    std::filesystem::copy_file(FP8FLOW_BINARY_DIR "/tests/libplanted_faults.so", library);
+    const auto run = [&](const std::string& control, const Texts& more) {
+        const Texts line = {"--set",    "training.train_iters=2",
+                            "--set",    "validate.control_arm=" + control,
+                            "--plugin", library,
+                            "--arm",    "own:flow=half_range"};
+        return fp8flow_alone(six_jobs(folder.path("out"), with(line, more), "1"));
+    };
+    ASSERT_LE(run("ulp", {}).status, 1);
+    expect_contains(failure(2, run("exact", {"--resume", "auto"})),
+                    "the runs differ in validate.control_arm");
+    ASSERT_LE(run("ulp", {"--resume", "auto"}).status, 1);
+    const std::string before = run_file(folder.path("out"), "own-1").at("plugin");
+    std::ofstream(library, std::ios::app) << "built again";
+    const std::string error = failure(2, run("ulp", {"--resume", "auto"}));
+    expect_contains(error, "the runs differ in plugin");
+    const size_t at = error.find(before + ",");
+    ASSERT_NE(at, std::string::npos) << error;
+    const std::string both = error.substr(at, 2 * before.size() + 1);
+    ASSERT_LE(run("ulp", {"--resume", "auto", "--equal-commits", both}).status, 1);
 }
 
 TEST(ValidateJobs, ArmsThatAreWrongAreRefused) {

@@ -111,6 +111,21 @@ TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     EXPECT_NE(report::noise_text(all).find("noise within one run only"), std::string::npos);
 }
 
+TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
+    Runs runs;
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("bf16", seed, 0));
+        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
+    }
+    runs.push_back(run_of("late", 1, 0.5));
+    const std::vector<Arm> arms = arms_of({"bf16", "flow", "late"});
+    const Outcomes all = outcomes_of(runs, arms, {});
+    const std::string text = report::noise_text(all);
+    EXPECT_NE(text.find("over 3 seeds"), std::string::npos) << text;
+    EXPECT_NE(text.find("noise within one run only: late"), std::string::npos) << text;
+    EXPECT_NE(report::answer_text(all, arms.front().config).find("with one seed"), std::string::npos);
+}
+
 TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
     Runs runs;
     for (const int64_t seed : {1, 2, 3}) {
