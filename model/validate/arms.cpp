@@ -107,6 +107,14 @@ Arm parse_arm(const Config& base, const std::string& text, int ranks) {
             start = with_recipe(base, named.precision.recipe);
     }
     Names overrides = {"precision.flow=" + builders::quoted(start.precision.flow)};
+    // "auto" was decided for the configuration; arms with these keys cannot join micro-batches
+    const bool is_alone = std::ranges::any_of(settings, [](const std::string& setting) {
+        return setting.ends_with("fp8_wgrad=false") ||
+               setting.ends_with("overlap_moe_expert_parallel_comm=true");
+    });
+    if (constexpr const char* kJoined = "precision.moe_wgrad_micro_batches";
+        is_alone && !base.origin.contains(kJoined))
+        overrides.push_back(fmt::format("{}=1", kJoined));
     overrides.insert(overrides.end(), settings.begin(), settings.end());
     try {
         Arm arm{name, parse_config(dump_config(start), "configuration", overrides, ranks)};

@@ -373,7 +373,7 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
 // Arms, what they are compared with and their order are those of the command that continues.
 TEST(ValidateJobs, MoreArmsAndSeedsLaterEqualAllAtOnce) {
     TemporaryFolder folder;
-    const std::string keys = ":recipe=fp8_flow,moe_act_quantize_fusion=false";
+    const std::string keys = ":recipe=fp8_flow,fp8_wgrad=false";
     const auto run = [&](const std::string& out, const std::string& seeds, const Texts& more) {
         const Texts short_run = {"--set", "training.train_iters=2", "--set", "validate.control_arm=ulp"};
         const CommandResult result = fp8flow_alone(six_jobs(folder.path(out), with(short_run, more), seeds));
