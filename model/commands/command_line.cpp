@@ -386,8 +386,8 @@ void CommandLine::parse(int argc, char** argv, const JobStart& job) {
         options.config_path = options.joined.front() + "/config.yaml";
     if (*evaluate || *generate) complete_trained_options();
     for (const std::string& plugin : options.plugins) options.libraries.merge(load_recipes(plugin));
-    // All of them are compared.
-    if ((*validate || *profile) && registered_flows().size() > 1)
+    // All of them are compared; a report needs none.
+    if (!options.joined.empty() || ((*validate || *profile) && registered_flows().size() > 1))
         options.overrides.insert(options.overrides.begin(), "precision.flow=''");
     if (!out.empty()) keys_.push_back(setting("output.out", out));
     for (std::string& recipe : recipes_) CLI::detail::trim(recipe);

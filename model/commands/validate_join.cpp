@@ -102,8 +102,10 @@ int run_join(const Options& options, ProcessGroup& world) {
     const std::vector<RunFile> files = joined_files(options);
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     const RunFile& first = files.front();
+    nlohmann::json keys = compared_keys(config);
+    keys["precision.flow"] = first.content.at("configuration").value("precision.flow", "");  // of --plugin
     check_agree({first,
-                 {{{"arm", first.arm()}, {"seed", first.seed()}, {"configuration", compared_keys(config)}},
+                 {{{"arm", first.arm()}, {"seed", first.seed()}, {"configuration", std::move(keys)}},
                   options.config_path}},
                 {});
     RunFolder run_folder(run_folder_of(options, config), world);

@@ -172,6 +172,11 @@ TEST_F(NewRecipe, ThePageIsFollowed) {
     const double norm = bf16.at("grad_norm");
     EXPECT_NEAR(own.at("grad_norm").get<double>(), norm, 0.02 * norm);
 
+    const CommandResult joined =  // without the library
+        shell("build/cpu/fp8flow validate --join runs/mine_validate --out runs/mine_joined");
+    EXPECT_LE(joined.status, 1) << joined.err;
+    EXPECT_NE(joined.out.find("e5m2_dy"), std::string::npos) << joined.out;
+
     const auto profile = json::parse(read_whole(folder_.path("runs/mine_profile/profile.json")));
     EXPECT_NE(profile.dump().find("\"e5m2_dy\""), std::string::npos);
 }
