@@ -179,16 +179,19 @@ private:
         if (!family_.glu) return;
         set("model.quick_geglu", glu.quick_geglu, "model_type");
         set("model.glu_linear_offset", fmt::format("{}", glu.glu_linear_offset), "model_type");
-        const double limit = std::max(0.0, real("swiglu_limit", glu.activation_func_clamp_value));
+        const double limit = real("swiglu_limit", glu.activation_func_clamp_value);
+        if (!(limit > 0)) problem("swiglu_limit", fmt::format("got {}, want more than 0", limit));
         set("model.activation_func_clamp_value", fmt::format("{}", limit), "swiglu_limit");
-        set("model.activation_func_clamp_routed_only", glu.activation_func_clamp_routed_only && limit > 0,
-            "model_type");
+        set("model.activation_func_clamp_routed_only", glu.activation_func_clamp_routed_only, "model_type");
     }
 
     void only() {
-        for (const HfOnly& one : family_.only)
-            if (one.key != nullptr && contains(one.key) && find(one.key) != Json::parse(one.value))
-                want(one.key, shown(find(one.key)), one.value, one.reason);
+        for (const HfOnly& one : family_.only) {
+            if (one.key == nullptr || !contains(one.key)) continue;
+            const Json may = Json::parse(one.value), &is = find(one.key);
+            if (may.is_array() ? std::ranges::find(may, is) == may.end() : is != may)
+                want(one.key, shown(is), one.value, one.reason);
+        }
     }
 
     // Every key of dropout or of noise in the router, whatever its family calls it.
@@ -422,6 +425,7 @@ private:
         else if (width >= 0 && width <= kWidest)
             set("moe.moe_shared_expert_intermediate_size", shared * width, "n_shared_experts");
         if (family_.shared_gate) set("moe.moe_shared_expert_gate", shared * width > 0, "model_type");
+        if (family_.shared_strategy == nullptr) return;
         const std::string sum = text("shared_expert_combination_strategy", family_.shared_strategy);
         if (sum == "average" && shared > 0)
             model_.folds.mlp_output = 0.5;

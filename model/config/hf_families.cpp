@@ -136,6 +136,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 2.5);
               f.foreign = kSparseLatent;
+              f.only[0] = {"n_group", "[null, 1]", "experts of other groups have a score of 0 there"};
           }),
     as_v3("kimi_linear", "Kimi-Linear",
           [](HfFamily& f) {

@@ -76,7 +76,8 @@ struct HfFamily {
     const char* epsilon = "rms_norm_eps";  // null: none
     const char *shared_key = "n_shared_experts",
                *scaling_key = "routed_scaling_factor";  // as they are written
-    const char* shared_strategy = "sum";  // shared_expert_combination_strategy, where it is left out
+    // shared_expert_combination_strategy, where it is left out; null: the class has no such key
+    const char* shared_strategy = nullptr;
     ScoreFunction scores = ScoreFunction::softmax;
     // norm_topk_prob, whether the weights of a token's experts are divided by their sum. `norm_reason`: why
     // it may have no other value. `reads_norm`: false where the class has no such key.

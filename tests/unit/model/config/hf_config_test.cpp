@@ -219,6 +219,8 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
     for (const auto& [model, patch, error] : cases) expect_contains(refused(published(model, patch)), error);
     const Json m3 = family("minimax_m3_vl");
     expect_contains(refused(changed(m3, R"("swiglu_alpha": 1.5)")), "swiglu_alpha: got 1.5, want 1.702");
+    expect_contains(refused(family("axk2", R"("n_group": 4, "topk_group": 2)")),
+                    "n_group: got 4, want [null, 1]: experts of other groups have a score of 0 there");
     const Json dbrx = family("dbrx");
     expect_contains(refused(changed(dbrx, R"("ffn_config": {"moe_jitter_eps": 0.01})")),
                     "moe_jitter_eps: got 0.01, want 0");
@@ -413,7 +415,6 @@ TEST(HfConfig, ClampedGatedUnits) {
         {family("glm5_next"), "false 0 10 false"},
         {hunyuan, "false 0 10 true"},
         {changed(hunyuan, R"("swiglu_limit": 4.5)"), "false 0 4.5 true"},
-        {changed(hunyuan, R"("swiglu_limit": -1)"), "false 0 0 false"},
         {m3, "true 1 7 false"},
         {changed(m3, R"("swiglu_limit": null)"), "true 1 7 false"},
     };
@@ -424,6 +425,8 @@ TEST(HfConfig, ClampedGatedUnits) {
                   unit)
             << json;
     }
+    expect_contains(refused(changed(hunyuan, R"("swiglu_limit": 0.0)")),
+                    "swiglu_limit: got 0, want more than 0");
     const char* const dense = R"("moe_layer_freq": [0, 1], "num_hidden_layers": 2, "mlp_layer_types": null)";
     expect_settings(config_of(changed(m3, dense)), {"ffn_hidden_size: 12288"});
 }
@@ -641,6 +644,9 @@ TEST(HfConfig, NestedModelsAndFoldedConstants) {
     const Json cohere = published("mixtral", R"("model_type": "cohere2_moe", "num_shared_experts": 1,
         "shared_expert_combination_strategy": "average", "num_experts": 8, "layer_norm_eps": 1e-5)");
     EXPECT_EQ(config_of(cohere).folds.mlp_output, 0.5);
+    EXPECT_EQ(config_of(published("deepseek_v3", R"("shared_expert_combination_strategy": "average")"))
+                  .folds.mlp_output,
+              1);
     EXPECT_EQ(config_of(changed(cohere, R"("shared_expert_combination_strategy": null)")).folds.mlp_output,
               0.5);
 }
