@@ -2,6 +2,7 @@
 // The list of keys with a changed rule, each with the value for the old rule.
 #include "model/config/meanings.h"
 
+#include "model/config/check.h"
 #include "model/config/fields.h"
 
 #include <fmt/format.h>
@@ -33,6 +34,12 @@ constexpr Meaning kMeanings[] = {
      [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},
 };
 
+bool is_refused(const Config& config) {
+    ConfigProblems problems;
+    collect_config_problems(config, std::nullopt, problems);
+    return !problems.empty();
+}
+
 }  // namespace
 
 std::vector<std::string> warnings_of_meanings(const Config& config) {
@@ -51,9 +58,15 @@ std::vector<std::string> keep_meanings(Config& saved, Config& config) {
         if (!saved.origin.contains(meaning.key)) field.set(saved, {false, {meaning.before}});
         const std::string then = field.get(saved);
         if (config.origin.contains(meaning.key) || field.get(config) == then) continue;
-        const bool undecided = field.get(config) == "auto";  // then nothing changes for the user
+        const std::string own = field.get(config);
         field.set(config, {false, {then}});
-        if (meaning.matters(config) && !undecided) kept.push_back(fmt::format("{}: {}", meaning.key, then));
+        if (is_refused(config)) {  // other keys of this run exclude it
+            field.set(config, {false, {own}});
+            continue;
+        }
+        // Of an undecided key nothing changes for the user.
+        if (meaning.matters(config) && own != "auto")
+            kept.push_back(fmt::format("{}: {}", meaning.key, then));
     }
     return kept;
 }

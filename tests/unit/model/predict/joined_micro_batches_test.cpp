@@ -83,6 +83,11 @@ TEST(JoinedMicroBatches, OfAResumedRunAreThoseOfItsCheckpoint) {
     EXPECT_EQ(resumed(config_of({"moe_wgrad_micro_batches=3"}), {}), 3);
     EXPECT_EQ(resumed(config_of({"moe_wgrad_micro_batches=1"}), {"moe_wgrad_micro_batches=auto"}), 1);
     EXPECT_EQ(resumed(config_of({"moe_wgrad_micro_batches=1"}), {"moe_wgrad_micro_batches=2"}), 2);
+    // Keys that the resumed run has changed exclude what its checkpoint joined.
+    const Config joined = config_of({"moe_wgrad_micro_batches=3"});
+    for (const char* key :
+         {"schedule.overlap_moe_expert_parallel_comm=true", "fp8_wgrad=false", "recipe=bf16"})
+        EXPECT_EQ(resumed(joined, {key}), 1) << key;
 }
 
 TEST(JoinedMicroBatches, PairsOfEarlierVersionsAreRead) {
