@@ -138,10 +138,12 @@ void compare_configs(const CheckpointReader& reader, bool weights_alone, Resumed
     resumed.changed = changed_keys(saved, resumed.config, says_what_is_trained);
 }
 
-// Whether data_path names all that the saved run read, unchanged, and more; no other key of the data differs.
-bool has_more_data(const CheckpointManifest& saved, const std::optional<Config>& before,
-                   const Config& config) {
-    if (!before) return false;
+// What the saved run read, where data_path names all of it, unchanged, and more, and no other key of the data
+// differs.
+std::shared_ptr<const data::TokenSource> data_before(const CheckpointManifest& saved,
+                                                     const std::optional<Config>& before,
+                                                     const Config& config) {
+    if (!before) return nullptr;
     const std::vector<std::string>&then = before->data.data_path, &now = config.data.data_path;
     Config same = config;
     same.data.data_path = then;
@@ -154,15 +156,17 @@ bool has_more_data(const CheckpointManifest& saved, const std::optional<Config>&
     const bool longer = all.size() > old.size() && std::ranges::all_of(old, [&](const std::string& path) {
                             return std::ranges::find(all, path) != all.end();
                         });
-    if (!longer || !changed_keys(before, same, says_what_is_read).empty()) return false;
+    if (!longer || !changed_keys(before, same, says_what_is_read).empty()) return nullptr;
     const auto source = open_data(same);
-    return saved.data_fingerprint ==
-           (is_old(saved) ? source->fingerprint_without_content() : source->fingerprint());
+    const bool is_same = saved.data_fingerprint ==
+                         (is_old(saved) ? source->fingerprint_without_content() : source->fingerprint());
+    return is_same ? source : nullptr;
 }
 
 // The position in the data is a number of samples: it means something for the same windows in the same order
-// alone. More data have another order, which begins: true.
-bool check_position(const CheckpointReader& reader, const Config& config, const data::TokenSource& data) {
+// alone. More data have another order, which begins: the data before.
+std::shared_ptr<const data::TokenSource> check_position(const CheckpointReader& reader, const Config& config,
+                                                        const data::TokenSource& data) {
     const CheckpointManifest& saved = reader.manifest();
     constexpr const char* kOtherwise =
         "or take its weights alone and begin at step 0: checkpoint.finetune=true";
@@ -178,8 +182,8 @@ bool check_position(const CheckpointReader& reader, const Config& config, const 
                      config.model.seq_length);
     const uint64_t now = is_old(saved) ? data.fingerprint_without_content() : data.fingerprint();
     const std::vector<std::string> changed = changed_keys(before, config, says_what_is_read);
-    const bool more = saved.data_fingerprint != now && has_more_data(saved, before, config);
-    require(more || saved.data_fingerprint == now, ExitCode::checkpoint,
+    const auto less = saved.data_fingerprint == now ? nullptr : data_before(saved, before, config);
+    require(less || saved.data_fingerprint == now, ExitCode::checkpoint,
             "{}: saved with other data (fingerprint {:016x}, data.data_path has {:016x} now): {}; name the "
             "same data, or the same and more, {}",
             reader.path(), saved.data_fingerprint, now,
@@ -191,7 +195,7 @@ bool check_position(const CheckpointReader& reader, const Config& config, const 
         "training.train_iters: got {}, want at least {}: as many are done in {}; raise it, or resume from "
         "an older checkpoint",
         config.training.train_iters, saved.step, reader.path());
-    return more;
+    return less;
 }
 
 template <class From, class To, class Convert>
@@ -315,6 +319,11 @@ std::vector<std::string> messages_of(const Resumed& resumed) {
                                     changed));
     }
     if (!resumed.more_data.empty()) lines.push_back("note: " + resumed.more_data);
+    if (resumed.held_out_before > 0)
+        lines.push_back(
+            fmt::format("warning: data.data_path: files that are held out and were trained on before: {}; "
+                        "the held-out loss is too low",
+                        resumed.held_out_before));
     for (const std::string& rule : resumed.kept)
         lines.push_back(fmt::format(
             "warning: {}: the run goes on with the rule of its checkpoint; set the key to choose one", rule));
@@ -337,13 +346,13 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
     std::vector<StateTensor> state = training_state(trainer.transformer(), layout_of(config, world));
     if (weights_alone)
         std::erase_if(state, [](const StateTensor& tensor) { return !is_weight(tensor.name); });
-    bool more_data = false;
+    std::shared_ptr<const data::TokenSource> less;
     on_all_ranks(world, [&] {
         const auto before = saved_config(reader.manifest());
         check_tensors(reader, state, weights_alone,
                       {.then = before && !before->training.freeze.names.empty(),
                        .now = !config.training.freeze.names.empty()});
-        if (!weights_alone) more_data = check_position(reader, config, data);
+        if (!weights_alone) less = check_position(reader, config, data);
     });
     on_all_ranks(world, [&] { copy_to_device(reader, state, trainer.ops().device()); });
     const CheckpointManifest& saved = reader.manifest();
@@ -364,13 +373,14 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
         .refused = chosen->refused,
         .config = config,
         .by_size = !weights_alone && is_old(saved) && data.fingerprint() != saved.data_fingerprint};
-    if (more_data) {
+    if (less) {
         trainer.set_first_batch(-saved.step);
         resumed.more_data = fmt::format(
             "data.data_path has more than when it was saved: {} samples of that were read; the run goes on "
             "with "
             "sample 0 of all, in an order of {} samples per epoch",
             saved.consumed_samples, data.samples_per_epoch(data::Split::train));
+        resumed.held_out_before = data::held_out_in(data, *less);
     }
     compare_configs(reader, weights_alone, resumed);
     trainer.follow_meanings_of(resumed.config);

@@ -105,6 +105,18 @@ std::vector<std::string> BlendedSource::warnings() const {
     std::vector<std::string> all;
     for (const Part& part : parts_)
         for (std::string& warning : part.source->warnings()) all.push_back(std::move(warning));
+    if (const int64_t files = held_out_in(*this, *this); files > 0)
+        all.push_back(
+            fmt::format("data.data_path: files that one data set holds out and another trains on: {}; the "
+                        "held-out loss is too low; name each file in one data set",
+                        files));
+    return all;
+}
+
+std::vector<TokenSource::Piece> BlendedSource::pieces(Split split) const {
+    std::vector<Piece> all;
+    for (const Part& part : parts_)
+        for (const Piece& piece : part.source->pieces(split)) all.push_back(piece);
     return all;
 }
 

@@ -37,6 +37,7 @@ public:
     std::string epochs_text(int64_t samples) const override;
     std::vector<std::string> warnings() const override;
     uint64_t fingerprint() const override;
+    std::vector<Piece> pieces(Split split) const override;
     void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const override;
 
 private:

@@ -6,6 +6,7 @@
 #include "model/data/permutation.h"
 
 #include <algorithm>
+#include <map>
 
 namespace fp8flow::data {
 
@@ -14,6 +15,17 @@ const char* name_of(Split split) { return split == Split::train ? "train" : "hel
 std::string TokenSource::epochs_text(int64_t samples) const {
     return fmt::format("{:.3g} epochs",
                        static_cast<double>(samples) / static_cast<double>(samples_per_epoch(Split::train)));
+}
+
+int64_t held_out_in(const TokenSource& source, const TokenSource& trained) {
+    std::multimap<uint64_t, TokenSource::Piece> pieces;
+    for (const auto& piece : trained.pieces(Split::train)) pieces.emplace(piece.content, piece);
+    return std::ranges::count_if(source.pieces(Split::held_out), [&](const TokenSource::Piece& piece) {
+        const auto [first, last] = pieces.equal_range(piece.content);
+        return std::any_of(first, last, [&](const auto& other) {
+            return other.second.begin < piece.end && piece.begin < other.second.end;
+        });
+    });
 }
 
 WindowedSource::WindowedSource(int64_t seq_length, uint64_t seed) : seq_length_(seq_length), seed_(seed) {

@@ -49,9 +49,19 @@ public:
     virtual void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const = 0;
     // Bytes of text per token, where they are known.
     virtual std::optional<double> bytes_per_token() const { return std::nullopt; }
+    // Bytes [begin, end) of a text with this checksum.
+    struct Piece {
+        uint64_t content = 0;
+        int64_t begin = 0, end = 0;
+    };
+    // Of sources that divide text into splits by more than its content.
+    virtual std::vector<Piece> pieces(Split) const { return {}; }
     // The least mean loss per token that any model can reach on these windows, where it is known.
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };
+
+// Files that `source` holds out and `trained` trains on, at least in part.
+int64_t held_out_in(const TokenSource& source, const TokenSource& trained);
 
 // A finite stream of tokens per split, cut into windows of seq_length tokens that overlap by the one token
 // which is a target first and an input next. Epoch e of a split visits the windows in the order of its own

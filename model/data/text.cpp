@@ -77,7 +77,7 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
         }
         left -= static_cast<int64_t>(bytes.size());
         fingerprint_ = mix64(fingerprint_, path_hash(file.relative), content);
-        documents.push_back({file.relative, std::move(bytes)});
+        documents.push_back({file.relative, std::move(bytes), content});
     }
     require(
         !documents.empty(), ExitCode::data,
@@ -113,7 +113,8 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
         // At a line end if one is near: words stay whole. A file without lines is cut where it is.
         const auto line_end = std::find(cut, std::min(cut + 4096, bytes.end()), '\n');
         if (line_end != bytes.end() && *line_end == '\n' && line_end + 1 != bytes.end()) cut = line_end + 1;
-        append(Split::held_out, {documents[0].relative, {cut, bytes.end()}});
+        append(Split::held_out,
+               {documents[0].relative, {cut, bytes.end()}, documents[0].content, cut - bytes.begin()});
         bytes.erase(cut, bytes.end());
         append(Split::train, std::move(documents[0]));
         check_share(held_out_fraction, "the file is cut at a line end; name more text");
@@ -146,6 +147,7 @@ void TextSource::append(Split split, Document document) {
     part.ends.push_back(static_cast<int64_t>(part.stream.size()));
     part.stream.push_back(0);
     part.files.push_back(std::move(document.relative));
+    part.pieces.push_back({document.content, document.begin, document.begin + std::ssize(document.bytes)});
 }
 
 // Where a text that is cut ends is in its lengths.

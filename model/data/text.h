@@ -53,6 +53,7 @@ public:
     std::optional<double> bytes_per_token() const override { return 1.0; }
     uint64_t fingerprint() const override;
     uint64_t fingerprint_without_content() const override { return fingerprint_; }
+    std::vector<Piece> pieces(Split split) const override { return part(split).pieces; }
 
     // Relative paths of the files of a part, for the log and for tests.
     const std::vector<std::string>& files(Split split) const { return part(split).files; }
@@ -64,12 +65,15 @@ private:
     struct Document {
         std::string relative;
         std::vector<uint8_t> bytes;
+        uint64_t content = 0;
+        int64_t begin = 0;  // of the bytes in the file
     };
     // Documents one after the other, each followed by one placeholder byte at a position in `ends`.
     struct Part {
         std::vector<uint8_t> stream;
         std::vector<int64_t> ends;
         std::vector<std::string> files;
+        std::vector<Piece> pieces;
     };
 
     std::vector<Document> load(const TextOptions& options);

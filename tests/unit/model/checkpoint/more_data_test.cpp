@@ -75,6 +75,28 @@ TEST_F(MoreData, KeepsMomentsAndStepAndBeginsTheNewOrder) {
     }
 }
 
+// Of two files one is held out, of which a run on it alone has trained on most.
+TEST_F(MoreData, WarnsOfFilesThatAreHeldOutNow) {
+    const Texts keys = {"data.held_out_fraction=0.3"};
+    int64_t warned = 0;
+    for (const char* name : {"a", "b"}) {
+        fs::create_directory(path(name));
+        train_with_checkpoints(config_of({path(name) + ".txt"}, keys), 1, {path(name), 4});
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+            const Config config = config_of({path("a.txt"), path("b.txt")}, keys);
+            const auto data = open_data(config);
+            ReferenceTrainer trainer(config, world, data);
+            const auto resumed = checkpoint::resume(trainer, config, *data, world, path(name));
+            ASSERT_TRUE(resumed.has_value());
+            warned += std::ranges::count_if(checkpoint::messages_of(*resumed), [](const std::string& line) {
+                return line.starts_with(
+                    "warning: data.data_path: files that are held out and were trained on before: 1;");
+            });
+        });
+    }
+    EXPECT_EQ(warned, 1);
+}
+
 TEST_F(MoreData, OtherDataRemainAnError) {
     const std::string a = path("a.txt"), b = path("b.txt");
     run("run", {a}, 4);

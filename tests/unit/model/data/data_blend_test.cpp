@@ -4,11 +4,13 @@
 #include "model/data/blend.h"
 
 #include "kernels/core/error.h"
+#include "model/data/text.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 namespace fp8flow::data {
 namespace {
@@ -82,6 +84,40 @@ TEST(Blend, SaysHowOftenEachSourceIsRead) {
     EXPECT_EQ(source.samples_per_epoch(Split::held_out), 0);
     EXPECT_NE(source.fingerprint(), blend({3, 2}).fingerprint());
     EXPECT_EQ(source.fingerprint(), blend({6, 2}).fingerprint());
+}
+
+TEST(Blend, WarnsOfTextThatOneDataSetHoldsOutAndAnotherTrainsOn) {
+    TemporaryFolder folder;
+    for (int i = 0; i < 20; ++i)
+        folder.write(fmt::format("sub/f{}.txt", i), std::string(100 + static_cast<size_t>(i), 'x'));
+    const auto text = [&](const std::string& name) {
+        return std::make_shared<TextSource>(
+            TextOptions{.data_path = {folder.path(name)}, .held_out_fraction = 0.3, .seq_length = 16});
+    };
+    const auto warnings = [](const std::vector<std::shared_ptr<TextSource>>& sources) {
+        std::vector<BlendedSource::Part> parts;
+        for (const auto& source : sources) parts.push_back({{1, "name"}, source});
+        std::vector<std::string> all = BlendedSource(std::move(parts)).warnings();
+        std::erase_if(all,
+                      [](const std::string& line) { return line.find("trains on") == std::string::npos; });
+        return all;
+    };
+    const auto whole = text("."), part = text("sub"), one = text("sub/f3.txt");
+    const auto names = [&](const TextSource& source, Split split) {
+        std::set<std::string> result;
+        for (const std::string& path : source.files(split)) result.insert(path.substr(path.find('f')));
+        return result;
+    };
+    int64_t both = 0;
+    for (const auto& [a, b] : {std::pair(whole, part), std::pair(part, whole)})
+        for (const std::string& name : names(*a, Split::held_out))
+            both += names(*b, Split::train).contains(name) ? 1 : 0;
+    ASSERT_GT(both, 1);
+    ASSERT_EQ(warnings({whole, part}).size(), 1u);
+    EXPECT_NE(warnings({whole, part})[0].find(fmt::format("trains on: {};", both)), std::string::npos);
+    EXPECT_EQ(warnings({whole, one}).size(), 1u) << "a half of the file is on the other side, wherever it is";
+    EXPECT_TRUE(warnings({whole, whole}).empty());
+    EXPECT_TRUE(warnings({one, one}).empty());
 }
 
 TEST(Blend, ListsOfWeightsAndPaths) {
