@@ -174,17 +174,19 @@ private:
 
     void finish(double seconds) {
         const RunTitle title{run_name(options_.config_path, options_.hf_config), config_, provenance_};
-        folder_.folder().write_atomic(kPageFile,
-                                      train_page(title, {.losses = records_.losses(),
-                                                         .held_out = records_.held_out(),
-                                                         .floor = data_->entropy_floor_nats(),
-                                                         .steps_done = trainer_->steps_done(),
-                                                         .seconds = seconds,
-                                                         .tokens_per_second = tokens_read() / seconds,
-                                                         .last = last_,
-                                                         .memory = memory_,
-                                                         .routing = records_.routing(),
-                                                         .tensors = records_.tensors()}));
+        // A run that was done already keeps what it had.
+        if (reported_ > 0 || !std::filesystem::exists(folder_.folder().path_of(kPageFile)))
+            folder_.folder().write_atomic(kPageFile,
+                                          train_page(title, {.losses = records_.losses(),
+                                                             .held_out = records_.held_out(),
+                                                             .floor = data_->entropy_floor_nats(),
+                                                             .steps_done = trainer_->steps_done(),
+                                                             .seconds = seconds,
+                                                             .tokens_per_second = tokens_read() / seconds,
+                                                             .last = last_,
+                                                             .memory = memory_,
+                                                             .routing = records_.routing(),
+                                                             .tensors = records_.tensors()}));
         summary(seconds);
     }
 
@@ -225,7 +227,7 @@ private:
         nlohmann::json memory = memory_json(memory_);
         memory["redone"] = redone_json(redone_);
         add_provenance(memory, provenance_);
-        folder_.folder().write_json("memory.json", memory);
+        if (reported_ > 0) folder_.folder().write_json("memory.json", memory);
         if (config_.output.tensor_stats && done > first_step_) {
             const TensorStats& stats = records_.tensor_stats();
             log_.line(stats.rows().empty()

@@ -225,6 +225,12 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     EXPECT_EQ(steps, (std::vector<int64_t>{1, 3, 4, 5, 6, 7, 8, 9}));
     expect_contains(result.out, "warning: metrics.jsonl has no whole record of 1 iteration up to 4; ");
     EXPECT_NE(read_whole(out + "/report.html"), "of the part that is done again");
+
+    // Again, when all is done: the files of the end are not those of no iteration.
+    const auto ends = [&] { return read_whole(out + "/report.html") + read_whole(out + "/memory.json"); };
+    const std::string before = ends();
+    succeeded(fp8flow_alone(train(out, 1, {"--resume", "auto"}, settings)));
+    EXPECT_EQ(ends(), before);
 }
 
 // An older checkpoint, into the folder that holds newer ones: the next --resume auto would take those.
