@@ -143,22 +143,22 @@ void AtomicFile::commit() {
     require(error == 0, class_of(error, ExitCode::output), "{}: cannot write: {}", path_, reason(error));
 }
 
-OutputFolder::OutputFolder(const std::string& path) {
-    require(!path.empty(), ExitCode::output, "--out is empty; name a folder");
+OutputFolder::OutputFolder(const std::string& path, const std::string& key) {
+    require(!path.empty(), ExitCode::output, "{} is empty; name a folder", key);
     std::error_code error;
     fs::path absolute = fs::absolute(path, error).lexically_normal();
     if (!absolute.has_filename()) absolute = absolute.parent_path();  // "run/" is "run"
     require(!fs::is_symlink(fs::symlink_status(absolute, error)), ExitCode::output,
-            "--out {}: is a symbolic link; name the folder itself", path);
+            "{} {}: is a symbolic link; name the folder itself", key, path);
     // The parents may be links (e.g. /var/run): what counts is where they lead.
     const fs::path real = fs::weakly_canonical(absolute.parent_path(), error) / absolute.filename();
-    require(!error, class_of(error.value(), ExitCode::output), "--out {}: {}", path, error.message());
+    require(!error, class_of(error.value(), ExitCode::output), "{} {}: {}", key, path, error.message());
     fs::create_directories(real, error);
-    require(!error, class_of(error.value(), ExitCode::output), "--out {}: cannot create: {}; choose another",
-            path, error.message());
+    require(!error, class_of(error.value(), ExitCode::output), "{} {}: cannot create: {}; choose another",
+            key, path, error.message());
     path_ = real.string();
     folder_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    require(bool(folder_), class_of(errno, ExitCode::output), "--out {}: {}", path, reason(errno));
+    require(bool(folder_), class_of(errno, ExitCode::output), "{} {}: {}", key, path, reason(errno));
 }
 
 AtomicFile OutputFolder::create_atomic(std::string_view name) const {
@@ -212,9 +212,11 @@ void OutputFolder::remove_files(const std::function<bool(const std::string&)>& w
     const int error = list_folder(descriptor(), names);
     require(error == 0, class_of(error, ExitCode::output), "{}: cannot list: {}", path_, reason(error));
     std::erase_if(names, [&](const std::string& name) { return !which(name); });
-    for (const std::string& name : names)
-        require(::unlinkat(descriptor(), name.c_str(), 0) == 0 || errno == ENOENT || errno == EISDIR,
-                class_of(errno, ExitCode::output), "{}: cannot remove: {}", path_of(name), reason(errno));
+    for (const std::string& name : names) {
+        const int failed = ::unlinkat(descriptor(), name.c_str(), 0) == 0 ? 0 : errno;
+        require(failed == 0 || failed == ENOENT || failed == EISDIR, class_of(failed, ExitCode::output),
+                "{}: cannot remove: {}", path_of(name), reason(failed));
+    }
 }
 
 void OutputFolder::remove_leftovers() const {

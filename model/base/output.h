@@ -66,7 +66,7 @@ private:
 class OutputFolder {
 public:
     // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link or a file.
-    explicit OutputFolder(const std::string& path);
+    explicit OutputFolder(const std::string& path, const std::string& key = "--out");
 
     const std::string& path() const { return path_; }  // absolute
     std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }

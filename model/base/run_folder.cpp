@@ -103,7 +103,7 @@ RunFolder::~RunFolder() { close(); }
 
 void RunFolder::open(const Request& request) {
     made_ = missing_folders(name_);
-    folder_.emplace(name_);
+    folder_.emplace(name_, request.key);
     lock_ =
         std::make_unique<FolderLock>(folder_->descriptor(), folder_->path(), request.command, request.holder);
 }

@@ -336,8 +336,11 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
     const std::string& load = config.checkpoint.load;
     if (load.empty()) return std::nullopt;
     Target target = target_of(load, save_folder);
-    if (load != "auto") enter_run(target, *disk, world);
     std::unique_ptr<CheckpointFolder> folder;
+    if (load != "auto") {
+        on_all_ranks(world, [&] { existing("checkpoint.load", load, ExitCode::checkpoint); });
+        enter_run(target, *disk, world);
+    }
     on_all_ranks(world, [&] { folder = std::make_unique<CheckpointFolder>(std::move(disk), target.folder); });
     const auto chosen = choose(load, target, *folder, world, accept);
     if (!chosen) return std::nullopt;

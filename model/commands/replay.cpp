@@ -63,7 +63,7 @@ public:
           world_(world),
           config_(replay_config(options, world.size())),
           backend_(choose_backend(options.backend, options.placement, world)),
-          input_(replay_.input),
+          input_(existing("--input", replay_.input, ExitCode::data)),
           run_folder_(run_folder_of(options, config_), world),
           folder_(run_folder_.name()),
           log_(world.rank(), options.terminal) {
@@ -174,7 +174,7 @@ private:
 
     void load() {
         if (!layer_->exchange_note().empty()) log_.line(layer_->exchange_note());
-        const TensorSet weights(weights_path());
+        const TensorSet weights(existing("--weights", weights_path(), ExitCode::data));
         names_ = find_names(weights, replay_.layer, config_.family);
         names_.folds.mlp_output = config_.folds.mlp_output;
         const LoadedWeights loaded =

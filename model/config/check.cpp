@@ -468,6 +468,9 @@ private:
              fmt::format("got {}, want at least synthetic_vocab_size = {}", c_.model.vocab_size,
                          d.synthetic_vocab_size));
         check_synthetic_table();
+        const std::string& events = c_.output.tensorboard_dir;
+        rule(!events.starts_with('.') && events.find('/') == std::string::npos, {"output.tensorboard_dir"},
+             fmt::format("got {}, want the name of a folder below output.out", events));
         const bool cut_here = d.data_kind == DataKind::text || d.data_kind == DataKind::megatron;
         rule(c_.training.eval_iters == 0 || !cut_here || d.held_out_fraction > 0,
              {"data.held_out_fraction", "training.eval_iters"},

@@ -79,7 +79,8 @@ private:
 
     static struct stat status_of(const std::string& path) {
         struct stat info {};
-        require(::stat(path.c_str(), &info) == 0, ExitCode::data,
+        const bool is_there = ::stat(path.c_str(), &info) == 0;  // first: the other arguments read errno
+        require(is_there, ExitCode::data,
                 "data.data_path: {}: {}; give data of yours: --set data.data_path=[/folder]", path,
                 reason(errno));
         return info;

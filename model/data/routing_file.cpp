@@ -111,7 +111,7 @@ void RecordedRouting::make_file(const std::string& header, int64_t bytes, bool c
             path_);
         return;
     }
-    const OutputFolder folder(path.parent_path().string());
+    const OutputFolder folder(path.parent_path().string(), "output.record_routing");
     folder.write_atomic(path.filename().string(), header);
     check(::truncate(path.c_str(), bytes) == 0, "extend");  // sparse: what is not recorded takes no space
 }

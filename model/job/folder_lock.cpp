@@ -114,8 +114,8 @@ void FolderLock::replace(const std::string& candidate) {
     const int error = open_locked(candidate);
     require(bool(file_), ExitCode::output, "{}: cannot create .lock: {}", path_, std::strerror(error));
     write_record();
-    require(::renameat(folder_, candidate.c_str(), folder_, kLock) == 0, ExitCode::output,
-            "{}: cannot replace .lock: {}", path_, std::strerror(errno));
+    const bool is_replaced = ::renameat(folder_, candidate.c_str(), folder_, kLock) == 0;
+    require(is_replaced, ExitCode::output, "{}: cannot replace .lock: {}", path_, std::strerror(errno));
 }
 
 FolderLock::Attempt FolderLock::try_to_take() {

@@ -9,6 +9,13 @@
 
 namespace fp8flow {
 
+const std::string& existing(const char* key, const std::string& path, ExitCode code) {
+    struct stat info {};
+    const bool is_there = ::stat(path.c_str(), &info) == 0;  // first: the other arguments read errno
+    require(is_there, class_of(errno, code), "{} {}: {}", key, path, std::strerror(errno));
+    return path;
+}
+
 InputFile::InputFile(const std::string& path, ExitCode code, std::string name)
     : code_(code), name_(name.empty() ? path : name) {
     // O_NONBLOCK: a pipe of that name must not wait for a writer.

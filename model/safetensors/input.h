@@ -35,6 +35,9 @@ private:
     int number_;
 };
 
+// `path`, which `key` names. Throws Error(code) beginning with the key where nothing is there.
+const std::string& existing(const char* key, const std::string& path, ExitCode code);
+
 // pread, not mmap: a file that shrinks meanwhile must be an error with a name, not a signal.
 class InputFile {
 public:

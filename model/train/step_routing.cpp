@@ -40,7 +40,7 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t data_fin
     const size_t bytes = static_cast<size_t>(sizes.slots) * num_layers() * layer_bytes_;
     chosen_slots_ = std::make_unique<PinnedBuffer>(device, bytes);
     if (config.data.routing_path.empty()) return;
-    given_.emplace(config.data.routing_path, shape_);
+    given_.emplace(existing("data.routing_path", config.data.routing_path, ExitCode::data), shape_);
     given_slots_ = std::make_unique<PinnedBuffer>(device, bytes);
     for (int64_t i = 0; i < sizes.buffers; ++i)
         buffers_.push_back(memory_.tensor(

@@ -392,7 +392,7 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
         imported = read_hf_config(json);
         lines = differences(imported, config);
     }
-    const TensorSet set(path);
+    const TensorSet set(existing("checkpoint.pretrained_checkpoint", path, ExitCode::data));
     HfNames names = names_of_model(set, config, imported.family);
     names.folds = imported.folds;
     const std::set<std::string> later = later_layers(set, names, imported),

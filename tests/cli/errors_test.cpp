@@ -157,6 +157,22 @@ TEST(DataError, NamesThePath) {
     expect_report(train_on(folder.path("*.txt")), ExitCode::data, {"*.txt: no file matches"});
 }
 
+TEST(DataError, NamesTheKeyOfAPathWithNothing) {
+    TemporaryFolder folder;
+    const std::string none = folder.path("none");
+    for (const char* key : {"checkpoint.pretrained_checkpoint", "data.routing_path", "checkpoint.load"})
+        expect_report(fp8flow_alone({"train", config_file("test"), "--out", folder.path("out"), "--set",
+                                     key + ("=" + none)}),
+                      key == std::string("checkpoint.load") ? ExitCode::checkpoint : ExitCode::data,
+                      {key + (" " + none) + ": No such file"});
+    expect_report(fp8flow_alone({"replay", config_file("test"), "--input", none}), ExitCode::data,
+                  {"--input " + none + ": No such file"});
+    expect_report(fp8flow_alone({"train", config_file("test"), "--out", folder.path("out"), "--set",
+                                 "checkpoint.save_interval=1", "--set",
+                                 "checkpoint.save=" + folder.write("file", "x")}),
+                  ExitCode::output, {"checkpoint.save " + folder.path("file") + ": cannot create"});
+}
+
 TEST(DataError, CorruptShard) {
     TemporaryFolder folder;
     const std::string shard = folder.write("tiny_train.bin", std::string(2000, 'x'));
