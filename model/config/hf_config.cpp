@@ -450,6 +450,10 @@ private:
         if (family_.fp32_router) set("moe.moe_router_dtype", std::string("fp32"), "model_type");
         // Cohere's softmax is always over the chosen ones
         set("moe.moe_router_pre_softmax", !sigmoid && !normalised && !family_.any_scores, "norm_topk_prob");
+        if (sigmoid && normalised && integer("num_experts_per_tok", family_.topk) == 1)
+            problem("norm_topk_prob",
+                    "got true with num_experts_per_tok = 1, want false: the weight of the one "
+                    "expert is 1 there, its score here");
         if (sigmoid) {
             set("moe.moe_router_norm_topk_prob", normalised, "norm_topk_prob");
             set("moe.moe_router_enable_expert_bias",

@@ -203,6 +203,7 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
         {"glm4_flash", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor: got 0.5, want 1.0"},
         {"deepseek_v2_lite", R"("n_group": 8)", "n_group: got 8, want 1"},
         {"deepseek_v3", R"("n_group": 0)", "n_group: got 0, want at least 1"},
+        {"glm4", R"("num_experts_per_tok": 1)", "norm_topk_prob: got true with num_experts_per_tok = 1"},
         {"deepseek_v3", R"("mlp_layer_types": ["dense", "moe"])",
          "mlp_layer_types: got \"moe\", want dense (0) or sparse (1)"},
         {"qwen3", R"("layer_types": "sliding_attention")", "layer_types: want a list"},
