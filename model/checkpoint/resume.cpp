@@ -6,8 +6,8 @@
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/reader.h"
 #include "model/checkpoint/state.h"
+#include "model/config/changed_rules.h"
 #include "model/config/fields.h"
-#include "model/config/meanings.h"
 #include "model/data/blend.h"
 #include "model/job/watchdog.h"
 #include "model/safetensors/tensor_set.h"
@@ -129,7 +129,7 @@ std::vector<std::string> changed_keys(const std::optional<Config>& saved, const 
 void compare_configs(const CheckpointReader& reader, bool weights_alone, Resumed& resumed) {
     std::optional<Config> saved = saved_config(reader.manifest());
     Config before = saved.value_or(Config{}), kept = resumed.config;
-    const std::vector<std::string> rules = keep_meanings(before, kept);
+    const std::vector<std::string> rules = keep_old_rules(before, kept);
     if (saved) saved = before;
     if (!weights_alone) {
         resumed.config = kept;

@@ -25,8 +25,6 @@ namespace {
 constexpr double kLeastShared = 0x1p28;  // containers often have 64 MiB; MPI and NCCL take more
 constexpr double kLeastDisk = 0x1p30;
 
-using Finding = MachineCheck;
-
 // "", or why a check of the launch refuses.
 template <class Check> std::string refusal_of(Check check) {
     try {
@@ -37,7 +35,7 @@ template <class Check> std::string refusal_of(Check check) {
     }
 }
 
-Finding processor() {
+MachineCheck processor() {
     const int cores = usable_cores(omp_get_num_procs());
     const std::string problem = refusal_of(check_processor);
     if (!problem.empty()) return {"processor", problem, "another machine"};
@@ -45,14 +43,14 @@ Finding processor() {
                                      counted(cores, "core"))};
 }
 
-Finding mpi() {
+MachineCheck mpi() {
     if (std::system("command -v mpirun > /dev/null 2>&1") == 0) return {"MPI", mpi_version() + ", mpirun"};
     return {"MPI", mpi_version() + ", but no mpirun: runs have one rank", "apt-get install openmpi-bin"};
 }
 
 // Of the nearest folder that exists.
-Finding space_of(const std::string& what, std::filesystem::path folder, double least,
-                 const std::string& fix) {
+MachineCheck space_of(const std::string& what, std::filesystem::path folder, double least,
+                      const std::string& fix) {
     std::error_code error;
     folder = std::filesystem::absolute(folder, error);
     while (!std::filesystem::is_directory(folder, error) && folder.has_relative_path())
@@ -70,7 +68,7 @@ Finding space_of(const std::string& what, std::filesystem::path folder, double l
 
 int run_doctor(const std::string& out) {
     const HostMemory memory = host_memory();
-    std::vector<Finding> found = {
+    std::vector<MachineCheck> found = {
         processor(),
         {"memory", fmt::format("{} free{}{}", format_bytes(static_cast<double>(memory.free_bytes)),
                                memory.limit.empty() ? "" : " within ", memory.limit)},
@@ -78,16 +76,16 @@ int run_doctor(const std::string& out) {
         space_of("disk", out, kLeastDisk, "--out DIR on a disk that is writable and has space"),
         space_of("shared memory", "/dev/shm", kLeastShared,
                  "mount -o remount,size=1g /dev/shm; in a container docker run --shm-size=1g")};
-    for (Finding& finding : check_gpus()) found.push_back(std::move(finding));
+    for (MachineCheck& finding : check_gpus()) found.push_back(std::move(finding));
     int64_t missing = 0;
-    for (const Finding& finding : found) missing += finding.fix.empty() ? 0 : 1;
+    for (const MachineCheck& finding : found) missing += finding.fix.empty() ? 0 : 1;
     fmt::print("{} {}\n\n",
                missing == 0 ? "Nothing is missing: runs use"
                             : fmt::format("{} below ('fix'). Runs use", counted(missing, "problem")),
                choose_backend(BackendKind::automatic).kind == BackendKind::hopper
                    ? "GPUs"
                    : "the CPUs of this machine");
-    for (const Finding& finding : found) {
+    for (const MachineCheck& finding : found) {
         fmt::print("{:<8} {:<14} {}\n", finding.fix.empty() ? "ok" : "missing", finding.what,
                    printable(finding.text, 96));
         if (!finding.fix.empty()) fmt::print("{:<8} {:<14} fix: {}\n", "", "", finding.fix);

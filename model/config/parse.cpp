@@ -2,11 +2,11 @@
 // YAML text and `--set` overrides to a Config. Problems are collected, never thrown one by one, so that a
 // user sees all of them at once.
 #include "model/config/builders.h"
+#include "model/config/changed_rules.h"
 #include "model/config/check.h"
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
 #include "model/config/layer_pattern.h"
-#include "model/config/meanings.h"
 #include "model/safetensors/input.h"
 
 #include "kernels/core/error.h"
@@ -403,7 +403,8 @@ void resolve_config(Config& config) {
                         training.lr_warmup_iters, training.train_iters, training.train_iters));
         training.lr_warmup_iters = training.train_iters;
     }
-    for (std::string& warning : warnings_of_meanings(config)) config.warnings.push_back(std::move(warning));
+    for (std::string& warning : warnings_of_changed_rules(config))
+        config.warnings.push_back(std::move(warning));
 }
 
 }  // namespace fp8flow

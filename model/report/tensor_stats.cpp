@@ -23,6 +23,16 @@ int64_t median_exponent(const TensorStatsRow& row) {
     return row.first_exponent + static_cast<int64_t>(i);
 }
 
+// {"layers.0": NMSE over all iterations, ...}
+nlohmann::json nmse_by_layer(const TensorStats& stats, const std::string& tensor) {
+    std::map<int64_t, TensorStatsRow> layers;
+    for (const TensorStatsRow& row : stats.rows())
+        if (row.tensor == tensor && !layers.emplace(row.layer, row).second) layers.at(row.layer).join(row);
+    nlohmann::json nmse = nlohmann::json::object();
+    for (const auto& [layer, row] : layers) nmse[fmt::format("layers.{}", layer)] = row.nmse();
+    return nmse;
+}
+
 }  // namespace
 
 std::string tensor_stats_table(const TensorStats& stats) {
@@ -38,20 +48,6 @@ std::string tensor_stats_table(const TensorStats& stats) {
     }
     return table.text(2);
 }
-
-namespace {
-
-// {"layers.0": NMSE over all iterations, ...}
-nlohmann::json nmse_by_layer(const TensorStats& stats, const std::string& tensor) {
-    std::map<int64_t, TensorStatsRow> layers;
-    for (const TensorStatsRow& row : stats.rows())
-        if (row.tensor == tensor && !layers.emplace(row.layer, row).second) layers.at(row.layer).join(row);
-    nlohmann::json nmse = nlohmann::json::object();
-    for (const auto& [layer, row] : layers) nmse[fmt::format("layers.{}", layer)] = row.nmse();
-    return nmse;
-}
-
-}  // namespace
 
 nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& provenance) {
     nlohmann::json rows = nlohmann::json::array();

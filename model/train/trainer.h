@@ -115,7 +115,7 @@ public:
     // Call it after replacing masters, moments and other state by those after `steps` steps, of which
     // `applied` were not skipped. Updates the working copies. Nothing is in flight.
     void resume_at(int64_t steps, int64_t applied);
-    // Follows the rules of the run that is resumed (model/config/meanings.h); call it before the next step.
+    // Follows the rules of the run that is resumed (config/changed_rules.h); call it before the next step.
     void follow_meanings_of(const Config& config);
     // Call it after replacing the masters. Updates the working copies. Collective; nothing is in flight.
     void weights_replaced();

@@ -4,7 +4,7 @@
 // Long because it covers every rule of a configuration and every shipped file.
 #include "model/config/config.h"
 
-#include "model/config/meanings.h"
+#include "model/config/changed_rules.h"
 #include "tests/support/settings.h"
 
 #include <fmt/format.h>
@@ -146,7 +146,7 @@ TEST(Config, ARuleThatBecameMegatronsIsSaidWhereItsKeyIsNotSet) {
 TEST(Config, AResumedRunKeepsTheRuleItWasBegunWith) {
     const std::string without = "training: {lr_warmup_iters: 9}\n",
                       with_key = "lr_warmup_style=from_first_step";
-    const auto kept = [&](Config saved, Config config) { return keep_meanings(saved, config); };
+    const auto kept = [&](Config saved, Config config) { return keep_old_rules(saved, config); };
     const auto parsed = [&](const std::vector<std::string>& keys) {
         return parse_config(without, "t.yaml", keys);
     };
@@ -157,7 +157,7 @@ TEST(Config, AResumedRunKeepsTheRuleItWasBegunWith) {
     EXPECT_EQ(kept(parsed({}), parsed({"lr_warmup_style=from_zero"})), none);  // the user chooses
     EXPECT_EQ(kept(parsed({}), parsed({"lr_warmup_iters=0"})), none);          // matters to nothing
     Config saved = parsed({}), config = parsed({});
-    keep_meanings(saved, config);
+    keep_old_rules(saved, config);
     EXPECT_EQ(config.training.lr_warmup_style, LrWarmupStyle::from_first_step);
     EXPECT_EQ(saved.training.lr_warmup_style, LrWarmupStyle::from_first_step);
 }

@@ -2,7 +2,7 @@
 // precision.moe_wgrad_micro_batches: auto, as a run and a plan decide it; what a resumed run keeps; and the
 // key of earlier versions.
 #include "kernels/core/error.h"
-#include "model/config/meanings.h"
+#include "model/config/changed_rules.h"
 #include "model/predict/fit.h"
 
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ TEST(JoinedMicroBatches, OfAResumedRunAreThoseOfItsCheckpoint) {
     const auto resumed = [](Config saved, const std::vector<std::string>& keys) {
         Config config = config_of(keys);
         decide_joined(config, 2, kPlenty);
-        keep_meanings(saved, config);
+        keep_old_rules(saved, config);
         return config.precision.moe_wgrad_micro_batches;
     };
     EXPECT_EQ(resumed(config_of({}), {}), 1);

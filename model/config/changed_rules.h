@@ -12,10 +12,10 @@
 namespace fp8flow {
 
 // A warning for each such key that matters to this configuration and is not set.
-std::vector<std::string> warnings_of_meanings(const Config& config);
+std::vector<std::string> warnings_of_changed_rules(const Config& config);
 
 // The rules of the run that is resumed, given its configuration as saved, for keys that `config` does not
 // set. Returns "section.key: value" of those that changed.
-std::vector<std::string> keep_meanings(Config& saved, Config& config);
+std::vector<std::string> keep_old_rules(Config& saved, Config& config);
 
 }  // namespace fp8flow

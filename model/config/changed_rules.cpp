@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The list of keys with a changed rule, each with the value for the old rule.
-#include "model/config/meanings.h"
+#include "model/config/changed_rules.h"
 
 #include "model/config/check.h"
 #include "model/config/fields.h"
@@ -13,12 +13,12 @@ namespace fp8flow {
 
 namespace {
 
-struct Meaning {
-    const char *key, *before;  // its value for the old rule
-    const char* rules;         // both rules, for a warning; null: the run prints what it decides
+struct ChangedRule {
+    const char *key, *old_value;  // its value for the old rule
+    const char* both_rules;       // both rules, for a warning; null: the run prints what it decides
     bool (*matters)(const Config&);
 };
-constexpr Meaning kMeanings[] = {
+constexpr ChangedRule kChangedRules[] = {
     {"training.lr_warmup_style", "from_first_step",
      "step 1 has learning rate 0 and step lr_warmup_iters + 1 has lr, as in Megatron-LM; earlier versions "
      "had lr / lr_warmup_iters and lr in steps 1 and lr_warmup_iters, as from_first_step has",
@@ -42,22 +42,21 @@ bool is_refused(const Config& config) {
 
 }  // namespace
 
-std::vector<std::string> warnings_of_meanings(const Config& config) {
+std::vector<std::string> warnings_of_changed_rules(const Config& config) {
     std::vector<std::string> warnings;
-    for (const Meaning& meaning : kMeanings)
-        if (meaning.rules != nullptr && meaning.matters(config) && !config.origin.contains(meaning.key))
-            warnings.push_back(fmt::format("{} is not set: {}", meaning.key, meaning.rules));
+    for (const ChangedRule& rule : kChangedRules)
+        if (rule.both_rules != nullptr && rule.matters(config) && !config.origin.contains(rule.key))
+            warnings.push_back(fmt::format("{} is not set: {}", rule.key, rule.both_rules));
     return warnings;
 }
 
-std::vector<std::string> keep_meanings(Config& saved, Config& config) {
+std::vector<std::string> keep_old_rules(Config& saved, Config& config) {
     std::vector<std::string> kept;
-    for (const Meaning& meaning : kMeanings) {
-        const std::string key = meaning.key;
-        const ConfigField& field = field_named(key);
-        if (!saved.origin.contains(meaning.key)) field.set(saved, {false, {meaning.before}});
+    for (const ChangedRule& rule : kChangedRules) {
+        const ConfigField& field = field_named(rule.key);
+        if (!saved.origin.contains(rule.key)) field.set(saved, {false, {rule.old_value}});
         const std::string then = field.get(saved);
-        if (config.origin.contains(meaning.key) || field.get(config) == then) continue;
+        if (config.origin.contains(rule.key) || field.get(config) == then) continue;
         const std::string own = field.get(config);
         field.set(config, {false, {then}});
         if (is_refused(config)) {  // other keys of this run exclude it
@@ -65,8 +64,7 @@ std::vector<std::string> keep_meanings(Config& saved, Config& config) {
             continue;
         }
         // Of an undecided key nothing changes for the user.
-        if (meaning.matters(config) && own != "auto")
-            kept.push_back(fmt::format("{}: {}", meaning.key, then));
+        if (rule.matters(config) && own != "auto") kept.push_back(fmt::format("{}: {}", rule.key, then));
     }
     return kept;
 }
