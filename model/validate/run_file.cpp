@@ -23,6 +23,7 @@ namespace {
 
 // Sections and keys that say where and how a run is written or judged, not what it computes.
 bool is_compared(const ConfigField& field) {
+    if (field.key == "pretrained_checkpoint") return true;
     for (const char* section : {"output", "checkpoint", "validate", "profile"})
         if (field.section == section) return false;
     // data are compared by content; the seed is the job's
@@ -111,8 +112,11 @@ std::string job_name(const std::string& arm, int64_t seed) {
 
 json compared_keys(const Config& config) {
     json keys = json::object();
+    Config named = config;  // a model has the same name on another machine, if not the same folder
+    std::string& model = named.checkpoint.pretrained_checkpoint;
+    model = (std::filesystem::path(model) / "").parent_path().filename();
     for (const ConfigField& field : config_fields())
-        if (is_compared(field)) keys[field.name()] = field.get(config);
+        if (is_compared(field)) keys[field.name()] = field.get(named);
     return keys;
 }
 

@@ -64,6 +64,12 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     EXPECT_LE(compared.status, 1) << compared.err;
     const auto first = nlohmann::json::parse(lines_of(read_whole(folder.path("v/loss.jsonl"))).at(0));
     EXPECT_NEAR(first.at("lm_loss").get<double>(), losses_of(c).at(0), 0.01);
+    // and its runs, done as they are, are not those of another start
+    const CommandResult without =
+        fp8flow_alone({"validate", c + "/config.yaml", "--out", folder.path("v"), "--set",
+                       "validate.recipes=[bf16]", "--set", "validate.warmup_iters=0", "--set",
+                       "checkpoint.pretrained_checkpoint=''", "--resume", "auto"});
+    expect_contains(failure(2, without), "the runs differ in checkpoint.pretrained_checkpoint");
 
     // An export on fewer ranks leaves no file of this one, and neither does --overwrite without an export.
     settings = kModel;
