@@ -99,7 +99,7 @@ std::string side_by_side_table(const Profile& profile) {
                 std::ranges::none_of(rows, [&](const auto& r) { return same_stage(r, row); }))
                 rows.push_back(row);
     }
-    std::ranges::stable_partition(rows, [](const auto& r) { return r.direction == "forward"; });
+    std::stable_partition(rows.begin(), rows.end(), [](const auto& r) { return r.direction == "forward"; });
     Table table(columns);
     std::string direction;
     for (const ProfileRow& row : rows) {
