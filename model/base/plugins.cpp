@@ -17,10 +17,18 @@
 
 namespace fp8flow {
 
+namespace {
+
+// dlopen looks for a name without a slash in the system's folders.
+std::string file_of(const std::string& path) {
+    return path.find('/') == std::string::npos ? "./" + path : path;
+}
+
+}  // namespace
+
 void* plugin_symbol(const std::string& path, const char* name, std::string_view header,
                     std::string_view hint) {
-    // a name without a slash would be looked for in the system's folders
-    const std::string file = path.find('/') == std::string::npos ? "./" + path : path;
+    const std::string file = file_of(path);
     std::error_code error;
     const auto status = std::filesystem::status(file, error);
     // A pipe would wait for a writer.
@@ -44,9 +52,8 @@ std::map<std::string, std::string> load_recipes(const std::string& path) {
         printable(path));
     const std::vector<std::string> before = registered_flows();
     plugin->register_flows();
-    const std::string file = path.find('/') == std::string::npos ? "./" + path : path;
-    const std::string library = fmt::format(
-        "{:016x}", fnv1a64(InputFile(file, ExitCode::usage, "--plugin " + path).text(int64_t{1} << 30)));
+    const InputFile file(file_of(path), ExitCode::usage, "--plugin " + path);
+    const std::string library = fmt::format("{:016x}", fnv1a64(file.text(int64_t{1} << 30)));
     std::map<std::string, std::string> flows;
     for (const std::string& flow : registered_flows())
         if (std::ranges::count(before, flow) == 0) flows[flow] = library;
