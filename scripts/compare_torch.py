@@ -15,7 +15,8 @@ predictions: the same models after --steps of `fp8flow train`, exported, in tran
   `generate`: the loss of the same windows, and 64 greedy tokens in BF16. Every second window of the data repeats one text,
   and the greedy tokens continue it: their logits are no ties, which random data has.
 
-fixtures: writes tests/data/families, which tests/cli/families_test.cpp compares replay with.
+fixtures: writes tests/data/families, which tests/cli/families_test.cpp compares replay with, and which keys of other
+  families each class reads ("reads" of tests/data/hf_families.json).
 
   scripts/compare_torch.py layer                                 every family under bf16, fp8_blockwise and fp8_flow
   scripts/compare_torch.py layer --families olmoe --ranks 2
@@ -30,7 +31,9 @@ package.
 import array
 import contextlib
 import copy
-import importlib
+import dataclasses
+import importlib.util
+import inspect
 import json
 import math
 import os
@@ -271,8 +274,27 @@ def sketch(value, tag):
     return [float(f"{figure:.{DIGITS}g}") for figure in (value.norm().item(), product)]
 
 
+def reads(family, keys):
+    """The keys that the family's classes know: of their configuration under either name, or read by their source."""
+    config = type(small_config(family))
+    modules = [config.__module__, config.__module__.replace("configuration_", "modeling_")]
+    source = "".join(inspect.getsource(importlib.import_module(name)) for name in modules if importlib.util.find_spec(name))
+    known = {field.name for field in dataclasses.fields(config)} | set(sum(config.attribute_map.items(), ()))
+    return [key for key in keys if key in known
+            or re.search(rf"""(getattr\(\s*(self\.)?config,\s*|kwargs[^\n]*)["']{key}["']|config\.{key}\b""", source)]
+
+
 def fixtures(options):
     """Writes tests/data/families: a block of each family with its results, for a test without torch."""
+    path = f"{ROOT}/tests/data/hf_families.json"
+    with open(path) as file:
+        families = json.load(file)
+    for family, entry in families.items():
+        if "config" in entry:
+            entry["reads"] = reads(family, families["keys"])
+    with open(path, "w") as file:
+        lines = (f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in families.items())
+        file.write("{\n" + ",\n".join(lines) + "\n}\n")
     for family, more in FIXTURES.items():
         torch.manual_seed(options.seed)
         model = small_model(family, torch.float32, **more)

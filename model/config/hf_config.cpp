@@ -25,26 +25,6 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr int64_t kMostLayers = 4096, kWidest = 1 << 20;
 
-// What families call the same thing; the first name is the one that is read.
-constexpr std::pair<std::string_view, const char*> kSynonyms[] = {
-    {"num_hidden_layers", "n_layers"},
-    {"hidden_size", "d_model"},
-    {"max_position_embeddings", "model_max_length"},
-    {"max_position_embeddings", "max_seq_len"},
-    {"num_experts_per_tok", "num_experts_per_token"},
-    {"num_experts_per_tok", "moe_topk"},
-    {"num_experts_per_tok", "ffn_config.moe_top_k"},
-    {"n_routed_experts", "num_experts"},
-    {"n_shared_experts", "num_shared_experts"},
-    {"n_shared_experts", "num_shared_expert"},
-    {"norm_topk_prob", "moe_renormalize"},
-    {"n_group", "num_expert_group"},
-    {"first_k_dense_replace", "num_dense_layers"},
-    {"scoring_func", "expert_selection_fn"},
-    {"scoring_func", "score_func"},
-    {"attention_bias", "use_qkv_bias"},
-};
-
 class HfReader {
 public:
     HfReader(const nlohmann::json& json, const std::string& file, const HfFamily& family)
@@ -54,6 +34,7 @@ public:
         model_.name = fmt::format("{}: model_type {}", file_, family_.type);
         model_.family = family_.type;
         set("model.hf_family", std::string(family_.type), "model_type");
+        aliases();
         common();
         activation();
         only();
@@ -69,12 +50,12 @@ public:
     }
 
 private:
-    // ---- one key: under its own name, that of another family, or as a.b inside of an object; a list with
-    // one value for all layers is that value
+    // ---- one key: under its own name, another one that the class reads, or as a.b inside of an object; a
+    // list with one value for all layers is that value
     const Json& find(std::string_view name) const {
         const Json* value = at(name);
-        for (const auto& [ours, other] : kSynonyms)
-            if (value == nullptr && ours == name) value = at(other);
+        for (const auto& [key, alias] : family_.aliases)
+            if (value == nullptr && key != nullptr && key == name) value = at(alias);
         static const Json kAbsent = Json::value_t::discarded;
         if (value == nullptr) return kAbsent;
         const bool same =
@@ -158,6 +139,14 @@ private:
         set(key, fmt::format("{}", find(name).get<double>()), name);
     }
 
+    // The class takes the one that comes last.
+    void aliases() {
+        for (const auto& [key, alias] : family_.aliases)
+            if (key != nullptr && present(key) && present(alias) && find(key) != find(alias))
+                problem(key, fmt::format("got {}, and {} = {}: want one of them", shown(find(key)), alias,
+                                         shown(find(alias))));
+    }
+
     // ---- what all families have
     void common() {
         copy("num_hidden_layers", "model.num_layers");
@@ -227,7 +216,6 @@ private:
         set("model.attention", family_.foreign == nullptr, "model_type");
         if (family_.foreign != nullptr) {  // only the layers around attention are known here
             model_.foreign = family_.foreign;
-            if (boolean("attention_bias", false)) model_.foreign += " and has biases";
             return;
         }
         set("model.multi_latent_attention", family_.latent.has_value(), "model_type");
@@ -333,9 +321,10 @@ private:
         const auto head = static_cast<double>(std::max<int64_t>(1, integer("head_dim", 1)));
         if (!partial.is_null() && !partial.is_number())
             problem("partial_rotary_factor", fmt::format("got {}, want a number", shown(partial)));
-        const double share = partial.is_number()     ? partial.get<double>()
-                             : present("rotary_dim") ? real("rotary_dim", head) / head  // MiniMax
-                                                     : family_.rotary_percent.value_or(1);
+        const double share = partial.is_number() ? partial.get<double>()
+                             : family_.reads_rotary_dim
+                                 ? real("rotary_dim", head * *family_.rotary_percent) / head
+                                 : family_.rotary_percent.value_or(1);
         if (!family_.rotary_percent)
             want("partial_rotary_factor", shown(share), "1.0",
                  family_.latent ? "qk_rope_head_dim says how much of a head rotates"
@@ -408,9 +397,8 @@ private:
     }
 
     void experts() {
-        copy(present("num_local_experts") ? "num_local_experts" : family_.experts, "moe.num_experts",
-             family_.num_experts);
-        copy("num_experts_per_tok", "moe.moe_router_topk", family_.topk);
+        copy(family_.experts, "moe.num_experts", family_.num_experts);
+        copy(family_.topk_key, "moe.moe_router_topk", family_.topk);
         copy(family_.expert_width, "moe.moe_ffn_hidden_size");
         const char* const width_key =
             family_.shared_width != nullptr ? family_.shared_width : family_.expert_width;
@@ -418,12 +406,14 @@ private:
             want("shared_intermediate_size", std::to_string(integer("shared_intermediate_size", 0)), "0",
                  "a shared expert of this kind is not implemented");
         if (family_.shared == HfFamily::kNone) return;
-        const int64_t shared = absent_or_null("n_shared_experts", family_.shared, 0),
+        const char* const count = family_.shared_key;
+        const int64_t shared = count == nullptr ? family_.shared : absent_or_null(count, family_.shared, 0),
                       width = integer(width_key, family_.shared_width_default);
         if (shared < 0 || shared > 64)
-            problem("n_shared_experts", fmt::format("got {}, want 0 to 64", shared));
+            problem(count, fmt::format("got {}, want 0 to 64", shared));
         else if (width >= 0 && width <= kWidest)
-            set("moe.moe_shared_expert_intermediate_size", shared * width, "n_shared_experts");
+            set("moe.moe_shared_expert_intermediate_size", shared * width,
+                count != nullptr ? count : width_key);
         if (family_.shared_gate) set("moe.moe_shared_expert_gate", shared * width > 0, "model_type");
         if (family_.shared_strategy == nullptr) return;
         const std::string sum = text("shared_expert_combination_strategy", family_.shared_strategy);
@@ -435,11 +425,11 @@ private:
 
     void router() {
         const std::string named =
-            text("scoring_func", family_.scores == ScoreFunction::sigmoid ? "sigmoid" : "softmax");
+            text(family_.scores_key, family_.scores == ScoreFunction::sigmoid ? "sigmoid" : "softmax");
         const bool sigmoid =
             family_.any_scores ? named == "sigmoid" : family_.scores == ScoreFunction::sigmoid;
         const char* const scores = sigmoid ? "sigmoid" : "softmax";
-        want("scoring_func", named, scores, "this family routes by the scores of another function");
+        want(family_.scores_key, named, scores, "this family routes by the scores of another function");
         if (family_.choice != nullptr)
             want("topk_method", text("topk_method", family_.choice), family_.choice, family_.choice_reason);
         const bool normalised =
@@ -450,7 +440,7 @@ private:
         if (family_.fp32_router) set("moe.moe_router_dtype", std::string("fp32"), "model_type");
         // Cohere's softmax is always over the chosen ones
         set("moe.moe_router_pre_softmax", !sigmoid && !normalised && !family_.any_scores, "norm_topk_prob");
-        if (sigmoid && normalised && integer("num_experts_per_tok", family_.topk) == 1)
+        if (sigmoid && normalised && integer(family_.topk_key, family_.topk) == 1)
             problem("norm_topk_prob",
                     "got true with num_experts_per_tok = 1, want false: the weight of the one "
                     "expert is 1 there, its score here");
@@ -472,7 +462,7 @@ private:
     void groups(bool sigmoid) {
         const int64_t groups = absent_or_null("n_group", family_.groups, 1),
                       chosen = absent_or_null("topk_group", family_.chosen_groups, 1),
-                      topk = absent_or_null("num_experts_per_tok", family_.topk, 0);
+                      topk = absent_or_null(family_.topk_key, family_.topk, 0);
         const bool grouped = groups > 1;
         if (groups < 1) problem("n_group", fmt::format("got {}, want at least 1", groups));
         if (grouped && !sigmoid)
@@ -488,9 +478,8 @@ private:
 
     // ---- which layers are MoE
     void layers() {
-        for (const char* list : {"mlp_layer_types", "moe_layer_freq"})
-            if (family_.dense != HfFamily::kNone && json_.contains(list) && json_[list].is_array())
-                return listed_layers(list);
+        for (const char* list : family_.layer_lists)
+            if (list != nullptr && json_.contains(list) && json_[list].is_array()) return listed_layers(list);
         if (family_.sparse_step)
             sparse_layers();
         else if (family_.period)
@@ -511,17 +500,33 @@ private:
     }
 
     void dense_layers() {
-        const int64_t dense = absent_or_null("first_k_dense_replace", family_.dense, 0),
-                      layers = integer("num_hidden_layers", 0);
-        want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
-             "every layer after the dense ones is MoE");
+        const bool read = family_.dense_key != nullptr;
+        const char* const key = read ? family_.dense_key : "first_k_dense_replace";
+        const int64_t layers = integer("num_hidden_layers", 0),
+                      dense = read ? absent_or_null(key, family_.dense, 0) : std::min(family_.dense, layers);
+        if (!read) want(key, std::to_string(integer(key, dense)), std::to_string(dense), kUnread);
+        unread_lists(dense, layers);
         if (dense < 0 || dense > layers)
-            return problem("first_k_dense_replace",
-                           fmt::format("got {}, want 0 to num_hidden_layers = {}", dense, layers));
+            return problem(key, fmt::format("got {}, want 0 to num_hidden_layers = {}", dense, layers));
         set("model.moe_layer_freq",
-            dense == 0 ? "1" : fmt::format("\"([0]*{}+[1]*{})\"", dense, layers - dense),
-            "first_k_dense_replace");
+            dense == 0 ? "1" : fmt::format("\"([0]*{}+[1]*{})\"", dense, layers - dense), key);
         dense_width(dense > 0);
+    }
+
+    // Keys that the class does not read may say what it does without them.
+    static constexpr const char* kUnread = "this family's class in Transformers does not read the key";
+    void unread_lists(int64_t dense, int64_t layers) {
+        for (const char* list : {"mlp_layer_types", "moe_layer_freq"}) {
+            if (!json_.contains(list) || !json_[list].is_array()) continue;
+            int64_t i = 0;
+            bool same = std::ssize(json_[list]) == layers;
+            for (const Json& type : json_[list])
+                same = same && (type == "sparse" || type == 1) == (i++ >= dense);
+            if (!same) problem(list, fmt::format("want the first {} layers dense: {}", dense, kUnread));
+        }
+        if (json_.contains("moe_layer_freq") && !json_["moe_layer_freq"].is_array())
+            want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
+                 "every layer after the dense ones is MoE");
     }
 
     // Rounded up where it is no multiple of a block.
@@ -589,7 +594,7 @@ private:
                                     shown(json_[kAlpha]), type, coeff));
         } else if (const int64_t layers = integer("num_hidden_layers", 0);
                    coefficient(kCoefficient) > 0 && layers > 0) {
-            const auto topk = static_cast<double>(integer("num_experts_per_tok", 0));
+            const auto topk = static_cast<double>(integer(family_.topk_key, 0));
             coeff = fmt::format("{:.4g}", coefficient(kCoefficient) * topk / static_cast<double>(layers));
             const bool adds = boolean("output_router_logits", false);
             if (adds) type = "aux_loss";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One entry per family. Values are those of the classes of Transformers 5.24; names are those of the
-// published files. scripts/compare_torch.py families compares every entry with its class.
+// published files. Long because every family has its entry.
 #include "model/config/hf_families.h"
 
 #include <fmt/format.h>
@@ -18,12 +18,15 @@ constexpr const char* kDeltaNet = "most of its layers are linear attention (gate
 constexpr const char* kWindows = "its attention has windows";
 constexpr const char* kNoExperts = "it has no experts";
 constexpr auto kSigmoid = ScoreFunction::sigmoid;
+constexpr const char *kList = "mlp_layer_types", *kLocal = "num_local_experts";
+constexpr HfAlias kNumExperts = {"num_experts", kLocal}, kLocalExperts = {kLocal, "num_experts"};
 
 // ---- DeepSeek-V3 and the families that took its MoE layers over
 constexpr HfFamily kDeepSeekV3 = {.type = "",
                                   .architecture = "DeepseekV3ForCausalLM",
                                   .experts = "n_routed_experts",
                                   .expert_width = "moe_intermediate_size",
+                                  .aliases = {{{"n_routed_experts", kLocal}}},
                                   .scores = kSigmoid,
                                   .normalised = true,
                                   .fp32_router = true,
@@ -51,6 +54,22 @@ constexpr void without_groups(HfFamily& f, int64_t experts, int64_t topk, int64_
     f.scaling = scaling;
     f.groups = f.chosen_groups = 1;
 }
+// A list alone says which layers are dense.
+constexpr void listed(HfFamily& f) {
+    f.layer_lists = {kList};
+    f.dense_key = nullptr;
+}
+// As the files of KDA models are written.
+constexpr void renamed(HfFamily& f) {
+    f.experts = "num_experts";
+    f.layer_lists = {kList};
+    f.aliases = {{kNumExperts,
+                  {"max_position_embeddings", "model_max_length"},
+                  {"norm_topk_prob", "moe_renormalize"},
+                  {"n_group", "num_expert_group"},
+                  {"num_experts_per_tok", "num_experts_per_token"},
+                  {"n_shared_experts", "num_shared_experts"}}};
+}
 constexpr void whole(HfFamily& f, const char* architecture, bool query_key_norm) {
     f.architecture = architecture;
     f.query_key_norm = query_key_norm;
@@ -67,8 +86,13 @@ constexpr void indexed(HfFamily& f, HfLatent latent) {
     f.architecture = nullptr;
     f.latent = latent;
     f.index_topk = 2048;
+    f.layer_lists = {kList};
     f.only = {{{"index_topk", "2048", "sequences have at most 2048 tokens, for which every key is chosen"},
                {"mlp_bias", "false", "linear layers have no bias here"}}};
+}
+constexpr void named_as_sarvam(HfFamily& f) {
+    f.aliases[1] = {"n_routed_experts", "num_experts"};
+    f.aliases[2] = {"n_shared_experts", "num_shared_experts"};
 }
 // Softmax over the chosen ones, without a bias.
 constexpr void softmax(HfFamily& f) {
@@ -102,13 +126,15 @@ constexpr std::array kOfDeepSeekV3 = {
               without_groups(f, 64, 4, 1, 1.8);
               f.architecture = "Glm4MoeLiteForCausalLM";
               f.latent = HfLatent{.q = 768, .nope = 192, .v = 256};
-              f.listed = true;
+              listed(f);
+              f.aliases[1] = {"qk_rope_head_dim", "head_dim"};
           }),
     as_v3("sarvam_mla", "Sarvam-105B",
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 2.5);
               f.architecture = "SarvamMLAForCausalLM";
               f.latent = HfLatent{.q = 0};
+              named_as_sarvam(f);
           }),
     as_v3("mistral4", "Mistral Small 4",
           [](HfFamily& f) {
@@ -121,6 +147,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 128, 4, 1, 1.0);
               softmax(f);
+              f.layer_lists = {kList};
               f.foreign = kSparseLatent;
               f.reads_norm = false;
               f.storage.root = f.storage.block = "";
@@ -130,11 +157,13 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               f.num_experts = 192;
               f.dense = 1;
+              f.layer_lists = {kList, "moe_layer_freq"};
               f.foreign = "its attention is multi-latent (MLA), a norm follows the MoE layer";
           }),
     as_v3("axk2", "A.X-K2",
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 2.5);
+              f.layer_lists = {kList, "moe_layer_freq"};
               f.foreign = kSparseLatent;
               f.only[0] = {"n_group", "[null, 1]", "experts of other groups have a score of 0 there"};
           }),
@@ -142,7 +171,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 2.446);
               f.foreign = "most of its layers are linear attention (KDA)";
-              f.experts = "num_experts";
+              renamed(f);
               f.storage.block = "block_sparse_moe.";
               f.storage.experts = ExpertNames::numbered;
           }),
@@ -151,12 +180,13 @@ constexpr std::array kOfDeepSeekV3 = {
               f.num_experts = 512;
               f.dense = 2;
               f.foreign = "most of its layers are linear attention (KDA)";
-              f.experts = "num_experts";
+              renamed(f);
               f.storage.bias = "gate.expert_bias";
           }),
     as_v3("dots3_note", "dots3",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 1.0);
+              f.layer_lists = {kList, "moe_layer_freq"};
               f.foreign = kSparseLatent;
               f.shared_width = "shared_experts_intermediate_size";
               f.shared_width_default = 1536;
@@ -166,6 +196,8 @@ constexpr std::array kOfDeepSeekV3 = {
               without_groups(f, 64, 8, 1, 2.5);
               f.foreign = kWindows;
               f.experts = "num_experts";
+              f.shared_key = "num_shared_experts";
+              f.layer_lists = {kList};
               f.storage.bias = "e_score_correction_bias";
           }),
     as_v3("mimo_v2_flash", "MiMo-V2-Flash",
@@ -173,6 +205,7 @@ constexpr std::array kOfDeepSeekV3 = {
               without_groups(f, 256, 8, 1, 1.0);
               f.foreign = "its attention has windows and sinks";
               f.shared = HfFamily::kNone;
+              listed(f);
           }),
     as_v3("laguna", "Laguna",
           [](HfFamily& f) {
@@ -181,6 +214,8 @@ constexpr std::array kOfDeepSeekV3 = {
               f.foreign = "its attention has windows and a gate";
               f.experts = "num_experts";
               f.reads_norm = false;
+              listed(f);
+              f.shared_key = nullptr;
               f.shared_width = "shared_expert_intermediate_size";
               f.shared_width_default = 512;
               f.only = {{{"moe_apply_router_weight_on_input", "false", "experts weight their output here"},
@@ -196,6 +231,8 @@ constexpr std::array kOfDeepSeekV3 = {
               f.experts = "num_experts";
               f.reads_norm = false;
               f.shared = 2;
+              f.shared_key = "num_shared_experts";
+              f.dense_key = "num_dense_layers";
               f.storage.router = "router.gate.weight";
               f.storage.bias = "expert_bias";
               f.storage.mlp_norm = "pre_mlp_layernorm.weight";
@@ -207,6 +244,7 @@ constexpr std::array kOfDeepSeekV3 = {
               f.experts = "num_experts";
               f.has_bias = false;
               f.sparse_step = true;
+              f.shared_key = nullptr;
               f.shared_width = "shared_expert_intermediate_size";
               f.shared_width_default = 1024;
               f.storage.shared = "shared_expert.";
@@ -215,18 +253,21 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               f.foreign = "its attention has windows and a gate, norms follow its layers";
               f.experts = "num_experts";
+              listed(f);
               f.shared = HfFamily::kNone;
               f.storage.mlp_norm = "pre_feedforward_layernorm.weight";
           }),
     as_v3("glm5_next", "GLM-5-Next",
           [](HfFamily& f) {
               without_groups(f, 288, 8, 3, 2.5);
+              listed(f);
               f.foreign = "most of its layers are linear attention (KDA), its residual has several streams";
               f.glu = GluSpec{.activation_func_clamp_value = 10};
           }),
     as_v3("hy_v4", "Hunyuan 4",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 2.827);
+              listed(f);
               f.foreign = "its attention is multi-latent (MLA) with sinks, its residual has several streams";
               f.glu = GluSpec{.activation_func_clamp_value = 10, .activation_func_clamp_routed_only = true};
           }),
@@ -236,6 +277,7 @@ constexpr std::array kOfDeepSeekV3 = {
               f.fp32_router = false;
               f.foreign = "most of its layers are convolutions";
               f.experts = "num_experts";
+              f.dense_key = "num_dense_layers";
               f.epsilon = "norm_eps";
               f.bias = "use_expert_bias";
               f.shared = HfFamily::kNone;
@@ -257,7 +299,8 @@ constexpr std::array kOfDeepSeekV3 = {
               whole(f, "HYV3ForCausalLM", true);
               f.experts = "num_experts";
               f.shared_key = "num_shared_experts";
-              f.listed = true;
+              listed(f);
+              f.aliases[1] = kNumExperts;
               f.reads_norm = false;
               f.only[0] = {"mlp_bias", "false", "linear layers have no bias here"};
               f.storage.router = "router.gate.weight";
@@ -270,6 +313,8 @@ constexpr std::array kOfDeepSeekV3 = {
               whole(f, "SarvamMoEForCausalLM", true);
               f.rotary_percent = 1.0;
               f.reads_qk_norm = true;
+              named_as_sarvam(f);
+              f.aliases[3] = {"attention_bias", "use_qkv_bias"};
               f.storage.embedding = "word_embeddings.weight";
               f.storage.attention = "attention.";
               f.storage.qkv = "query_key_value.weight";
@@ -296,6 +341,7 @@ constexpr HfFamily granite(const char* type, const char* models, const char* for
     f.topk = 2;
     if (shared != HfFamily::kNone) {
         f.shared = 1;
+        f.shared_key = nullptr;
         f.shared_width = "shared_intermediate_size";
         f.shared_width_default = shared;
     }
@@ -324,6 +370,7 @@ constexpr HfFamily gated_qwen(const char* type, const char* models, const char* 
     f.shared = 1;
     f.shared_width = "shared_expert_intermediate_size";
     f.shared_gate = true;
+    f.shared_key = nullptr;
     f.storage.shared = "shared_expert.";
     return f;
 }
@@ -367,6 +414,7 @@ constexpr std::array kOthers = {
              .query_key_norm = true,
              .experts = "num_experts",
              .expert_width = "moe_intermediate_size",
+             .aliases = {{kNumExperts}},
              .sparse_step = true},
     qwen3_next(),
     qwen3_5_moe(),
@@ -374,6 +422,7 @@ constexpr std::array kOthers = {
              .models = "Mixtral",
              .architecture = "MixtralForCausalLM",
              .reads_attention_bias = false,
+             .aliases = {{kLocalExperts}},
              .normalised = true,
              .reads_norm = false,
              .storage = {.block = "block_sparse_moe.", .experts = ExpertNames::numbered}},
@@ -384,6 +433,7 @@ constexpr std::array kOthers = {
              .latent = HfLatent{},
              .experts = "n_routed_experts",
              .expert_width = "moe_intermediate_size",
+             .aliases = {{{"n_routed_experts", "num_experts"}}},
              .norm_reason = "its implementations differ in what they do then",
              .fp32_router = true,
              .choice = "greedy",
@@ -400,12 +450,14 @@ constexpr std::array kOthers = {
              .query_key_norm = true,
              .all_heads_norm = true,
              .experts = "num_experts",
+             .aliases = {{kNumExperts}},
              .only = {{{"clip_qkv", "null", "queries, keys and values are not clipped here"}}}},
     HfFamily{.type = "flex_olmo",
              .models = "FlexOlmo",
              .foreign = "its attention normalises queries and keys over all heads together, its norms follow "
                         "its layers",
              .experts = "num_experts",
+             .aliases = {{kNumExperts}},
              .num_experts = 7,
              .topk = 5},
     HfFamily{.type = "minimax_m2",
@@ -415,11 +467,13 @@ constexpr std::array kOthers = {
              .reads_attention_bias = false,
              .all_heads_norm = true,
              .rotary_percent = 1.0,
+             .reads_rotary_dim = true,
+             .aliases = {{kLocalExperts}},
              .scores = kSigmoid,
              .normalised = true,
              .reads_norm = false,
-             .bias = "use_routing_bias",
              .only = {{{"use_qk_norm", "true", "queries and keys are normalised"},
+                       {"use_routing_bias", "true", "a bias chooses experts"},
                        {"qk_norm_type", "\"per_layer\"", "queries and keys are normalised over all heads"}}},
              .storage = {.block = "block_sparse_moe.",
                          .bias = "e_score_correction_bias",
@@ -428,6 +482,10 @@ constexpr std::array kOthers = {
              .models = "MiniMax-M3",
              .foreign = "its attention selects blocks of keys, its norms add 1 to their weights",
              .glu = GluSpec{.quick_geglu = true, .glu_linear_offset = 1, .activation_func_clamp_value = 7},
+             .shared_key = nullptr,
+             .dense_key = nullptr,
+             .aliases = {{kLocalExperts}},
+             .layer_lists = {kList, "moe_layer_freq"},
              .scores = kSigmoid,
              .normalised = true,
              .reads_norm = false,
@@ -446,6 +504,7 @@ constexpr std::array kOthers = {
     HfFamily{.type = "minimax",
              .models = "MiniMax-Text-01",
              .foreign = "most of its layers are linear attention",
+             .aliases = {{kLocalExperts}},
              .normalised = true,
              .reads_norm = false,
              .num_experts = 8,
@@ -455,6 +514,8 @@ constexpr std::array kOthers = {
              .models = "Hunyuan-A13B",
              .foreign = "its attention normalises queries and keys after rotating them",
              .experts = "num_experts",
+             .shared_key = nullptr,
+             .aliases = {{kNumExperts, {"num_experts_per_tok", "moe_topk"}}},
              .normalised = true,
              .reads_norm = false,
              .shared = 1,
@@ -463,6 +524,9 @@ constexpr std::array kOthers = {
              .models = "Mellum",
              .foreign = kWindows,
              .expert_width = "moe_intermediate_size",
+             .dense_key = nullptr,
+             .aliases = {{kLocalExperts}},
+             .layer_lists = {kList},
              .normalised = true,
              .num_experts = 64,
              .topk = 8,
@@ -472,6 +536,7 @@ constexpr std::array kOthers = {
              .foreign = "most of its layers are linear attention",
              .experts = "num_experts",
              .expert_width = "moe_intermediate_size",
+             .shared_key = nullptr,
              .normalised = true,
              .num_experts = 128,
              .topk = 4,
@@ -490,6 +555,9 @@ constexpr std::array kOthers = {
              .foreign = "it uses LayerNorm, and attention with windows runs in parallel with the MoE layer",
              .experts = "num_experts",
              .epsilon = "layer_norm_eps",
+             .shared_key = "num_shared_experts",
+             .scores_key = "expert_selection_fn",
+             .layer_lists = {kList},
              .shared_strategy = "average",
              .normalised = true,
              .any_scores = true,
@@ -502,6 +570,7 @@ constexpr std::array kOthers = {
              .models = "Jamba",
              .foreign = "most of its layers are state-space models",
              .experts = "num_experts",
+             .aliases = {{kNumExperts}},
              .reads_norm = false,
              .num_experts = 16,
              .topk = 2,
@@ -515,6 +584,10 @@ constexpr std::array kOthers = {
              .experts = "ffn_config.moe_num_experts",
              .expert_width = "ffn_config.ffn_hidden_size",
              .epsilon = nullptr,
+             .topk_key = "ffn_config.moe_top_k",
+             .aliases = {{{"num_hidden_layers", "n_layers"},
+                          {"hidden_size", "d_model"},
+                          {"max_position_embeddings", "max_seq_len"}}},
              .normalised = true,
              .reads_norm = false,
              .only = {{{"ffn_config.moe_normalize_expert_weights", "1.0",

@@ -42,6 +42,11 @@ struct HfOnly {
     const char *key = nullptr, *value = nullptr, *reason = nullptr;
 };
 
+// Another name of a key that the class reads as well.
+struct HfAlias {
+    const char *key = nullptr, *alias = nullptr;
+};
+
 // Multi-latent attention: values for what is left out; q 0: no latent of the queries.
 struct HfLatent {
     int64_t q = 1536, kv = 512, nope = 128, rope = 64, v = 128;
@@ -68,14 +73,20 @@ struct HfFamily {
     const char* bias_of_qkv = "attention_bias";
     // partial_rotary_factor, where it is left out; none: the class rotates whole heads
     std::optional<double> rotary_percent = {};
-    bool granite = false;  // embedding_, residual_ and attention_multiplier, logits_scaling
+    bool reads_rotary_dim = false;  // rotary_dim says it as well
+    bool granite = false;           // embedding_, residual_ and attention_multiplier, logits_scaling
 
     std::optional<GluSpec> glu = {};  // where it is not SwiGLU; swiglu_limit may say another limit
 
     const char *experts = "num_local_experts", *expert_width = "intermediate_size";
     const char* epsilon = "rms_norm_eps";  // null: none
-    const char *shared_key = "n_shared_experts",
-               *scaling_key = "routed_scaling_factor";  // as they are written
+    // As the class calls them; a key that it does not read is none of its own. Null: it has no such key.
+    const char *shared_key = "n_shared_experts", *scaling_key = "routed_scaling_factor",
+               *topk_key = "num_experts_per_tok", *scores_key = "scoring_func",
+               *dense_key = "first_k_dense_replace";
+    std::array<HfAlias, 7> aliases = {};
+    // Lists of dense and MoE layers that the class reads, the first one first.
+    std::array<const char*, 2> layer_lists = {};
     // shared_expert_combination_strategy, where it is left out; null: the class has no such key
     const char* shared_strategy = nullptr;
     ScoreFunction scores = ScoreFunction::softmax;
@@ -87,10 +98,10 @@ struct HfFamily {
     // topk_method, how experts are chosen, and why it may have no other value; null: the class has no such
     // key.
     const char *choice = nullptr, *choice_reason = nullptr;
-    bool any_scores = false;     // scoring_func may be either
+    bool any_scores = false;     // scores_key may say either
     bool has_bias = true;        // sigmoid scores: a bias chooses experts
     const char* bias = nullptr;  // the key that says so, where there is one
-    std::array<HfOnly, 2> only = {};
+    std::array<HfOnly, 3> only = {};
 
     // Values for what is left out; 0: it must be there, kNone: the class has no such key.
     static constexpr int64_t kNone = -1;
@@ -100,12 +111,11 @@ struct HfFamily {
     int64_t shared_width_default = 0;    // with the key; 0: none
     bool shared_gate = false;            // the shared expert has a gate
     int64_t groups = kNone, chosen_groups = kNone;
-    int64_t dense = kNone;  // first_k_dense_replace, or what mlp_layer_types begins with
+    int64_t dense = kNone;  // of dense_key, or of layers that a list would say
     const char* dense_width = "intermediate_size";
     double scaling = kNone;
     // decoder_sparse_step and mlp_only_layers, or expert_layer_period and _offset, say which layers are MoE
     bool sparse_step = false, period = false;
-    bool listed = false;  // mlp_layer_types is how it is written
 
     HfStorage storage = {};
 

@@ -59,10 +59,10 @@ void add_layers(Json& json, const ModelSpec& m, const HfFamily& family) {
     if (family.sparse_step) {
         json["decoder_sparse_step"] = 1;
         json["mlp_only_layers"] = only_dense;
-    } else if (family.listed) {
-        json["mlp_layer_types"] = types;
+    } else if (family.dense_key == nullptr) {
+        json[family.layer_lists[0]] = types;
     } else if (family.dense != HfFamily::kNone) {
-        json["first_k_dense_replace"] = std::find(layers.begin(), layers.end(), 1) - layers.begin();
+        json[family.dense_key] = std::find(layers.begin(), layers.end(), 1) - layers.begin();
     }
 }
 

@@ -132,7 +132,6 @@ TEST(HfConfig, KeysBecomeSettings) {
         {"qwen2",
          R"("num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3])",
          {"moe_layer_freq: \"[0,1,0,0]\""}},
-        {"minimax_m2", R"("use_routing_bias": false)", {"moe_router_enable_expert_bias: false"}},
     };
     for (const auto& [model, patch, settings] : cases) {
         SCOPED_TRACE(fmt::format("{} {}", model, patch));
@@ -177,7 +176,6 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
          "rope_scaling: has mscale_all_dim, want rope_type yarn with it"},
         // a class without the key rotates whole heads, whatever it says
         {"qwen3", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor: got 0.5, want 1.0"},
-        {"mixtral", R"("rotary_dim": 64, "head_dim": 128)", "partial_rotary_factor: got 0.5, want 1.0"},
         // rope_scaling takes the place of rope_parameters, with all that is in it
         {"qwen3",
          R"("rope_theta": null, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
@@ -204,7 +202,7 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
         {"deepseek_v2_lite", R"("n_group": 8)", "n_group: got 8, want 1"},
         {"deepseek_v3", R"("n_group": 0)", "n_group: got 0, want at least 1"},
         {"glm4", R"("num_experts_per_tok": 1)", "norm_topk_prob: got true with num_experts_per_tok = 1"},
-        {"deepseek_v3", R"("mlp_layer_types": ["dense", "moe"])",
+        {"glm4_flash", R"("mlp_layer_types": ["dense", "moe"])",
          "mlp_layer_types: got \"moe\", want dense (0) or sparse (1)"},
         {"qwen3", R"("layer_types": "sliding_attention")", "layer_types: want a list"},
         {"deepseek_v2_lite", R"("topk_method": "group_limited_greedy")",  // the larger DeepSeek-V2
@@ -215,6 +213,12 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
         {"olmoe", R"("clip_qkv": 8.0)", "clip_qkv: got 8.0, want null"},
         {"minimax_m2", R"("qk_norm_type": "per_head")", "qk_norm_type: got \"per_head\", want \"per_layer\""},
         {"minimax_m2", R"("shared_intermediate_size": 1536)", "shared_intermediate_size: got 1536, want 0"},
+        {"minimax_m2", R"("use_routing_bias": false)", "use_routing_bias: got false, want true"},
+        // a list that the class does not read
+        {"deepseek_v3", R"("moe_layer_freq": [0, 1])", "moe_layer_freq: want the first 3 layers dense"},
+        {"glm4_flash", R"("mlp_layer_types": null, "first_k_dense_replace": 2)",
+         "first_k_dense_replace: got 2, want 1"},
+        {"qwen3", R"("num_local_experts": 64)", "num_experts: got 128, and num_local_experts = 64: want one"},
         {"minimax_m2", R"("scoring_func": "softmax")", "scoring_func: got softmax, want sigmoid"},
     };
     for (const auto& [model, patch, error] : cases) expect_contains(refused(published(model, patch)), error);
@@ -575,6 +579,36 @@ TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
                           c.moe.moe_router_dtype == RouterDtype::fp32};
         EXPECT_EQ(got, made["want"]);
         EXPECT_EQ(c.moe.moe_shared_expert_gate, family.shared_gate);
+    }
+}
+
+// A key that the class does not read changes nothing, or is refused by name. "reads" of
+// tests/data/hf_families.json has those that it reads, which scripts/compare_torch.py fixtures asks it for.
+TEST(HfConfig, KeysOfOtherFamiliesAreNotRead) {
+    const Json families = data_of("hf_families.json"), &keys = families["keys"];
+    const auto settings_of = [](const Json& json) {
+        Lines lines;
+        for (const ConfigSetting& one : parse_hf_config(json.dump(), "config.json").settings)
+            lines.push_back(one.key + ": " + one.value);
+        return lines;
+    };
+    for (const HfFamily& family : hf_families()) {
+        if (family.refused != nullptr || family.type == std::string("kimi_k2")) continue;
+        const Json &config = families[family.type]["config"], &reads = families[family.type]["reads"];
+        const auto is_read = [&](const std::string& key) {
+            return std::find(reads.begin(), reads.end(), key) != reads.end();
+        };
+        for (const auto& [key, alias] : family.aliases)
+            EXPECT_TRUE(key == nullptr || keys.contains(alias)) << alias << " is not tried";
+        for (const auto& [key, value] : keys.items()) {
+            if (is_read(key)) continue;
+            SCOPED_TRACE(fmt::format("{}: {}", family.type, key));
+            Json changed = config;
+            changed[key] = value;
+            const std::string error =
+                error_or_none(ExitCode::usage, [&] { EXPECT_EQ(settings_of(changed), settings_of(config)); });
+            if (!error.empty()) expect_contains(error, key);
+        }
     }
 }
 
