@@ -317,6 +317,11 @@ private:
                      "that its indexer chooses, which is not implemented (model.attention: false leaves it "
                      "out)",
                      m.seq_length, family->index_topk, family->type));
+        rule(c_.unscaled_length == 0 || m.seq_length <= c_.unscaled_length, {"model.seq_length"},
+             fmt::format("got {}, want at most max_position_embeddings = {}: rope_type dynamic changes the "
+                         "frequencies of longer sequences, which is not implemented (model.rope_type: ntk "
+                         "changes them for all)",
+                         m.seq_length, c_.unscaled_length));
         rule(m.num_layers_at_start_in_bf16 + m.num_layers_at_end_in_bf16 <= m.num_layers,
              {"model.num_layers_at_start_in_bf16", "model.num_layers_at_end_in_bf16", "model.num_layers"},
              fmt::format("got {} at the start and {} at the end, want together at most num_layers = {}",

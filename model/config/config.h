@@ -176,10 +176,11 @@ struct Config {
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
-    std::string foreign;   // ImportedModel::foreign with its name, unless model.attention is set
-    std::string imported;  // ImportedModel::name; empty: the settings are all there is
-    std::string family;    // ImportedModel::family
-    WeightFolds folds;     // ImportedModel::folds
+    std::string foreign;          // ImportedModel::foreign with its name, unless model.attention is set
+    std::string imported;         // ImportedModel::name; empty: the settings are all there is
+    std::string family;           // ImportedModel::family
+    WeightFolds folds;            // ImportedModel::folds
+    int64_t unscaled_length = 0;  // ImportedModel::unscaled_length, unless the user sets model.rope_type
     // Printed at the start: what an imported model sets and this program does not read, and what
     // resolve_config changed.
     std::vector<std::string> warnings;
@@ -201,8 +202,9 @@ struct ImportedModel {
     std::string name;    // "config.json: model_type olmoe"
     std::string family;  // "olmoe" (hf_families.h)
     WeightFolds folds;
-    std::string foreign;      // what of its layers is not implemented, which is left out; empty: nothing
-    std::vector<Note> notes;  // become warnings
+    int64_t unscaled_length = 0;  // longer sequences rotate otherwise (dynamic); 0: none do
+    std::string foreign;          // what of its layers is not implemented, which is left out; empty: nothing
+    std::vector<Note> notes;      // become warnings
 };
 
 // Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks

@@ -348,9 +348,13 @@ private:
         if (type == "dynamic") {
             if (scaling.contains("alpha"))
                 problem(group, "has alpha, want none: this family does not scale by it");
-            return note("model.rope_type", fmt::format("{}: frequencies are those of sequences up to "
-                                                       "max_position_embeddings, longer ones are not scaled",
-                                                       group));
+            if (longest <= 0)
+                problem("max_position_embeddings", "is missing, want it with rope_type dynamic");
+            model_.unscaled_length = longest;
+            return note("model.rope_type",
+                        fmt::format("{}: rope_type dynamic scales sequences longer than {} alone, which "
+                                    "this program does not, nor do its exports",
+                                    group, longest));
         }
         const std::string name = type == "deepseek_yarn" ? "yarn"
                                  : type.is_string()      ? type.get<std::string>()

@@ -332,6 +332,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     }
     config.imported = first.name;
     config.folds = first.folds;
+    if (!set_by_user("model.rope_type")) config.unscaled_length = first.unscaled_length;
     if (!first.name.empty()) config.model.yields_to_hf_config = false;  // it is decided: config.yaml has all
     // A user who sets the losses sets their coefficients too.
     if (set_by_user("moe.moe_router_load_balancing_type") && !set_by_user("moe.moe_aux_loss_coeff") &&

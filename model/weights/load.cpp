@@ -3,6 +3,7 @@
 // is in memory twice.
 #include "model/weights/load.h"
 
+#include "kernels/core/scalar_math.h"
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
 #include "model/job/watchdog.h"
@@ -284,12 +285,14 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                 const int64_t rows = std::min(at_once, all - first);
                 values.resize(static_cast<size_t>(rows * cols));
                 reader.read(first, rows, values);
-                bad += std::count_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
+                bad += std::count_if(values.begin(), values.end(),
+                                     [](float x) { return !std::isfinite(round_bf16(x)); });
                 copy_rows(target, piece, first, rows, values, device);
             }
             if (bad > 0)
-                problems.push_back(fmt::format("{}: tensor \"{}\": {} of its values are NaN or infinite",
-                                               set.path(), piece.tensor, bad));
+                problems.push_back(
+                    fmt::format("{}: tensor \"{}\": {} of its values are NaN, infinite or too large for BF16",
+                                set.find(piece.tensor).file->path(), piece.tensor, bad));
         }
         if (target.parameter != nullptr && !target.parameter->is_sharded())
             store.write_copies(*target.parameter);
@@ -394,6 +397,14 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     }
     const TensorSet set(existing("checkpoint.pretrained_checkpoint", path, ExitCode::data));
     HfNames names = names_of_model(set, config, imported.family);
+    require(!imported.settings.empty() || !config.imported.empty() ||
+                names.storage.experts != ExpertNames::linear,
+            ExitCode::usage,
+            "--weights {}: no config.json next to it, and these are tensors of Granite: put the model's "
+            "there, or name "
+            "it with --hf-config, for embedding_multiplier, attention_multiplier, residual_multiplier and "
+            "logits_scaling",
+            path);
     names.folds = imported.folds;
     const std::set<std::string> later = later_layers(set, names, imported),
                                 indexer = indexers(set, names, imported);

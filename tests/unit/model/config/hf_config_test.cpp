@@ -651,6 +651,23 @@ TEST(HfConfig, ScaledFrequenciesAreRead) {
     EXPECT_EQ(c.model.rope.original_max_position_embeddings, 32);
 }
 
+// Frequencies of dynamic follow the length of the sequence, beyond that of the model.
+TEST(HfConfig, DynamicFrequenciesEndWithTheModelsLength) {
+    const auto read = [](const std::string& length, const std::string& yaml) {
+        config_of(published("qwen3", R"("rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, )" + length),
+                  yaml);
+    };
+    const std::string length = R"("max_position_embeddings": 1024)";
+    EXPECT_NO_THROW(read(length, "model: {seq_length: 1024}"));
+    EXPECT_NO_THROW(read(length, "model: {seq_length: 2048, rope_type: ntk, rotary_scaling_factor: 3}"));
+    expect_contains(error_of(ExitCode::usage, [&] { read(length, "model: {seq_length: 2048}"); }),
+                    "model.seq_length: got 2048, want at most max_position_embeddings = 1024");
+    expect_contains(
+        error_of(ExitCode::usage,
+                 [&] { read(R"("max_position_embeddings": null)", "model: {seq_length: 1024}"); }),
+        "max_position_embeddings: is missing");
+}
+
 // The text model of one with other inputs; and the constants of Granite, which go into the weights.
 TEST(HfConfig, NestedModelsAndFoldedConstants) {
     Json inner = published("deepseek_v3");

@@ -409,5 +409,28 @@ TEST(HfModels, AModelOfAnotherFamilyBesideTheWeightsIsRefused) {
     });
 }
 
+// Multipliers are in config.json alone, and a model without them computes something else.
+TEST(HfModels, WeightsOfGraniteNeedAConfigJson) {
+    const TemporaryFolder folder;
+    const LayerCase c = whole_model(false);
+    ExportChoice choice{.format = ExportFormat::bf16};
+    choice.names.storage = hf_family("granitemoe")->storage;
+    on_one_rank([&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        Device& device = model.rank().ops.device();
+        export_weights(OutputFolder(folder.path("hf")), targets_of(model.model()), {c.model, c.moe}, choice,
+                       group, device);
+        Config config = config_of(c);
+        expect_contains(
+            error_of(ExitCode::usage, [&] { load_model(folder.path("hf"), config, model.model(), device); }),
+            "hf: no config.json next to it, and these are tensors of Granite");
+        config.imported = "elsewhere/config.json: model_type granitemoe";
+        config.folds.embedding = 2;
+        const float before = at(targets_of(model.model())[0].values, 0);
+        load_model(folder.path("hf"), config, model.model(), device);
+        EXPECT_EQ(at(targets_of(model.model())[0].values, 0), 2 * round_bf16(before));
+    });
+}
+
 }  // namespace
 }  // namespace fp8flow

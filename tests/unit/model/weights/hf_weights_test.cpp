@@ -311,11 +311,17 @@ TEST(HfWeights, ValuesThatAreNoNumbersAreCounted) {
     named(tensors, "gate.weight").value = [](int64_t r, int64_t c) {
         return r == 2 && c < 3 ? std::numeric_limits<double>::infinity() : 1.0;
     };
+    HandMade& wide = named(tensors, "experts.2.down_proj.weight");  // 3.39e38 is BF16's largest
+    wide.tensor.dtype = FileDType::f32;
+    wide.value = [](int64_t r, int64_t c) { return r == 1 && c < 5 ? c < 2 ? 3.4e38 : 3.38e38 : 1.0; };
+    remove(tensors, "experts.2.down_proj.weight_scale_inv");
     const std::string p = std::string("tensor \"") + kDeepSeek;
     EXPECT_EQ(
         problems(tensors, deepseek_case(), 4),
-        (std::set<std::string>{p + "experts.1.up_proj.weight\": 16384 of its values are NaN or infinite",
-                               p + "gate.weight\": 3 of its values are NaN or infinite"}));
+        (std::set<std::string>{
+            p + "experts.1.up_proj.weight\": 16384 of its values are NaN, infinite or too large for BF16",
+            p + "experts.2.down_proj.weight\": 2 of its values are NaN, infinite or too large for BF16",
+            p + "gate.weight\": 3 of its values are NaN, infinite or too large for BF16"}));
 }
 
 TEST(HfWeights, UnknownLayoutsAreRefusedWithAReason) {
