@@ -33,16 +33,20 @@ struct Stored {
     TensorView values;
 };
 
-bool is_quantised(const ParameterSpec& spec, ExportFormat format) {
-    return format == ExportFormat::fp8 && spec.rank == 3;
+// Whole blocks alone: Transformers takes a matrix in other ones for one with blocks of another size.
+bool is_quantised(const ParameterSpec& spec, const WeightPiece& piece) {
+    return spec.rank == 3 && piece.shape.end()[-1] % kScaleBlock == 0 &&
+           piece.shape.end()[-2] % kScaleBlock == 0;
 }
 
-FileDType stored_type(const WeightTarget& target, ExportFormat format, const MoeSpec& moe) {
+FileDType stored_type(const WeightTarget& target, const WeightPiece& piece, ExportFormat format,
+                      const MoeSpec& moe) {
     const bool fp32_router =
         moe.moe_router_dtype == RouterDtype::fp32 && target.spec.name.ends_with(".router.weight");
     if (target.parameter == nullptr || format == ExportFormat::f32 || fp32_router)
         return FileDType::f32;  // the expert bias too
-    return is_quantised(target.spec, format) ? FileDType::e4m3 : FileDType::bf16;
+    return format == ExportFormat::fp8 && is_quantised(target.spec, piece) ? FileDType::e4m3
+                                                                           : FileDType::bf16;
 }
 
 class Exporter {
@@ -61,7 +65,7 @@ public:
             for (const WeightPiece& piece : pieces_of(spec, shapes_.model, shapes_.moe, choice_.names)) {
                 if (all.empty() || all.back().tensor.name != piece.tensor)
                     all.push_back(
-                        {{piece.tensor, stored_type(target, choice_.format, shapes_.moe), piece.shape},
+                        {{piece.tensor, stored_type(target, piece, choice_.format, shapes_.moe), piece.shape},
                          {},
                          target.values});
                 all.back().pieces.push_back(piece);
@@ -204,7 +208,6 @@ std::optional<std::string> found_in(const std::vector<std::string>& folders, con
 std::string with_carried(const std::string& config_json, const ExportChoice& choice) {
     const auto path = found_in(choice.sources, "config.json");
     auto json = nlohmann::ordered_json::parse(config_json);
-    if (choice.names.dense_width > 0) json["intermediate_size"] = choice.names.dense_width;
     if (!path) return json.dump(2) + "\n";
     const auto theirs = parse_json(read_text_file(*path, ExitCode::usage), *path, ExitCode::usage);
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "router_aux_loss_coef",
@@ -284,8 +287,13 @@ std::optional<ExportChoice> export_plan(const Config& config, const std::string&
         "parallel.expert_model_parallel_size: got {}, want 1 with --export: this family has the experts of a "
         "layer in one tensor",
         config.parallel.expert_model_parallel_size);
+    require(choice.format != ExportFormat::fp8 || choice.names.storage.experts != ExpertNames::linear,
+            ExitCode::usage,
+            "output.export_format: got fp8, want bf16 or f32: Transformers reads no FP8 experts of this "
+            "family (Granite)");
     if (config.model.attention)
-        choice.config_json = with_carried(hf_config_of(config, choice.format), choice);
+        choice.config_json =
+            with_carried(hf_config_of(config, choice.format, choice.names.dense_width), choice);
     return choice;
 }
 

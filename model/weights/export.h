@@ -34,6 +34,7 @@ std::vector<std::string> export_weights(const OutputFolder& folder, const std::v
 std::optional<ExportChoice> export_plan(const Config& config, const std::string& hf_config);
 HfNames export_names(const Config& config);
 const HfFamily& export_family(const Config& config);
-std::string hf_config_of(const Config& config, ExportFormat format);
+// `dense_width`: HfNames::dense_width
+std::string hf_config_of(const Config& config, ExportFormat format, int64_t dense_width = 0);
 
 }  // namespace fp8flow::weights

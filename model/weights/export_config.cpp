@@ -205,10 +205,11 @@ const HfFamily& export_family(const Config& config) {
          near->type, fmt::join(nearest, ", "));
 }
 
-std::string hf_config_of(const Config& config, ExportFormat format) {
+std::string hf_config_of(const Config& config, ExportFormat format, int64_t dense_width) {
     const HfFamily& family = export_family(config);
     const HfStorage& names = family.storage;
     Json json = config_as(config, family);
+    if (dense_width > 0) json["intermediate_size"] = dense_width;
     if (format == ExportFormat::fp8) {
         const auto& layers = config.model.moe_layer_freq;
         Json plain = Json::array({"lm_head"});
@@ -227,7 +228,11 @@ std::string hf_config_of(const Config& config, ExportFormat format) {
             module(i, attention(names.proj));
         }
         for (size_t i = 0; i < layers.size(); ++i)
-            if (layers[i] != 0) module(i, std::string(names.block) + names.router);
+            if (layers[i] != 0)
+                module(i, std::string(names.block) + names.router);
+            else if (dense_width > 0)  // has no whole blocks
+                for (const char* name : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"})
+                    module(i, std::string(names.block) + name);
         json["quantization_config"] = {{"quant_method", "fp8"},
                                        {"fmt", "e4m3"},
                                        {"activation_scheme", "dynamic"},

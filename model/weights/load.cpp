@@ -413,8 +413,9 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, {""},
                                               model.parameters(), device, ignored);
     if (!later.empty())
-        lines.push_back(fmt::format("weights: {} tensors of multi-token prediction are ignored, e.g. {}",
-                                    later.size(), *later.begin()));
+        lines.push_back(fmt::format(
+            "weights: {} tensors past the last layer (multi-token prediction) are ignored, e.g. {}",
+            later.size(), *later.begin()));
     if (!indexer.empty())
         lines.push_back(
             fmt::format("weights: {} tensors of the indexer are ignored, e.g. {}: it would choose "

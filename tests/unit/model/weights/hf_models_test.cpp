@@ -262,6 +262,15 @@ TEST(HfModels, ANarrowerDenseLayerIsExportedIfTheRestIsZero) {
             expect_contains(error, "and 1 values past that are not zero; leave the key out");
             *place = 0;
         }
+        // without whole blocks it stays BF16
+        choice.format = ExportFormat::fp8;
+        exported();
+        const TensorSet fp8(folder.path("hf"));
+        EXPECT_EQ(fp8.find("model.layers.0.mlp.up_proj.weight").entry->dtype, FileDType::bf16);
+        EXPECT_EQ(fp8.find("model.layers.1.mlp.experts.0.up_proj.weight").entry->dtype, FileDType::e4m3);
+        const std::string json = hf_config_of(config_of(c), ExportFormat::fp8, 200);
+        const auto plain = nlohmann::json::parse(json)["quantization_config"]["modules_to_not_convert"];
+        EXPECT_NE(std::find(plain.begin(), plain.end(), "model.layers.0.mlp.up_proj"), plain.end());
     });
 }
 
@@ -382,6 +391,13 @@ TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
     longer.model.rope.rope_type = RopeType::ntk;  // no class that is exported has it
     expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(longer, ExportFormat::bf16); }),
                     "model.rope_type");
+    Config granite = config_of(whole_model(false));
+    granite.family = "granitemoe";
+    granite.output.export_format = ExportFormat::bf16;
+    EXPECT_NO_THROW(export_plan(granite, ""));
+    granite.output.export_format = ExportFormat::fp8;
+    expect_contains(error_of(ExitCode::usage, [&] { export_plan(granite, ""); }),
+                    "output.export_format: got fp8, want bf16 or f32");
     Config sigmoid = config_of(whole_model(true));
     sigmoid.moe.moe_router_score_function = ScoreFunction::sigmoid;
     expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(sigmoid, ExportFormat::bf16); }),
