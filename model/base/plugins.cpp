@@ -53,7 +53,7 @@ std::map<std::string, std::string> load_recipes(const std::string& path) {
     const std::vector<std::string> before = registered_flows();
     plugin->register_flows();
     const InputFile file(file_of(path), ExitCode::usage, "--plugin " + path);
-    const std::string library = fmt::format("{:016x}", fnv1a64(file.text(int64_t{1} << 30)));
+    const std::string library = checksum_text(fnv1a64(file.text(int64_t{1} << 30)));
     std::map<std::string, std::string> flows;
     for (const std::string& flow : registered_flows())
         if (std::ranges::count(before, flow) == 0) flows[flow] = library;

@@ -4,6 +4,7 @@
 #include "model/checkpoint/manifest.h"
 
 #include "model/base/crc32c.h"
+#include "model/safetensors/input.h"
 
 #include <nlohmann/json.hpp>
 
@@ -34,8 +35,8 @@ std::string body(const CheckpointManifest& manifest) {
     json["global_batch_size"] = manifest.global_batch_size;
     json["seed"] = manifest.seed;
     if (manifest.seq_length != 0) json["seq_length"] = manifest.seq_length;
-    json["data_fingerprint"] = fmt::format("{:016x}", manifest.data_fingerprint);
-    if (manifest.run != 0) json["run"] = fmt::format("{:016x}", manifest.run);
+    json["data_fingerprint"] = checksum_text(manifest.data_fingerprint);
+    if (manifest.run != 0) json["run"] = checksum_text(manifest.run);
     json["commit"] = manifest.commit;
     json["config"] = manifest.config;
     Json files = Json::array();

@@ -184,9 +184,9 @@ std::shared_ptr<const data::TokenSource> check_position(const CheckpointReader& 
     const std::vector<std::string> changed = changed_keys(before, config, says_what_is_read);
     const auto less = saved.data_fingerprint == now ? nullptr : data_before(saved, before, config);
     require(less || saved.data_fingerprint == now, ExitCode::checkpoint,
-            "{}: saved with other data (fingerprint {:016x}, data.data_path has {:016x} now): {}; name the "
+            "{}: saved with other data (fingerprint {}, data.data_path has {} now): {}; name the "
             "same data, or the same and more, {}",
-            reader.path(), saved.data_fingerprint, now,
+            reader.path(), checksum_text(saved.data_fingerprint), checksum_text(now),
             changed.empty() ? "the keys are the same, so the files have changed"
                             : fmt::format("{}", fmt::join(changed, ", ")),
             kOtherwise);

@@ -32,8 +32,6 @@ namespace {
 
 constexpr const char* kRouting = "routing.safetensors";
 
-std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }
-
 class ValidateRun {
 public:
     ValidateRun(const Options& options, ProcessGroup& world);
@@ -84,7 +82,7 @@ public:
         if (!run.started_ && !trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         run.started_ = true;
         file_ = run.begin_file(job);
-        file_["order"] = fingerprint_text(data_->fingerprint());
+        file_["order"] = checksum_text(data_->fingerprint());
         file_["initial weights"] =
             weights_fingerprint(trainer_->transformer(), trainer_->ops().device(), world_);
         if (job.arm->moves_start) {
@@ -356,7 +354,7 @@ json ValidateRun::begin_file(const Job& job) const {
                  {"commit", provenance_.commit},
                  {"backend", provenance_.gpus > 0 ? "hopper" : "reference"},
                  {"ranks", provenance_.ranks},
-                 {"data", fingerprint_text(data_->fingerprint())},
+                 {"data", checksum_text(data_->fingerprint())},
                  {"routing of", options_.routing_of},
                  {"configuration", compared_keys(config_)}};
     if (job.arm->name == kControlArm) file["validate.control_arm"] = job.arm->moves_start ? "ulp" : "exact";

@@ -34,12 +34,6 @@ constexpr ChangedRule kChangedRules[] = {
      [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},
 };
 
-bool is_refused(const Config& config) {
-    ConfigProblems problems;
-    collect_config_problems(config, std::nullopt, problems);
-    return !problems.empty();
-}
-
 }  // namespace
 
 std::vector<std::string> warnings_of_changed_rules(const Config& config) {
@@ -58,11 +52,7 @@ std::vector<std::string> keep_old_rules(Config& saved, Config& config) {
         const std::string then = field.get(saved);
         if (config.origin.contains(rule.key) || field.get(config) == then) continue;
         const std::string own = field.get(config);
-        field.set(config, {false, {then}});
-        if (is_refused(config)) {  // other keys of this run exclude it
-            field.set(config, {false, {own}});
-            continue;
-        }
+        if (!set_if_legal(config, rule.key, then)) continue;
         // Of an undecided key nothing changes for the user.
         if (rule.matters(config) && own != "auto") kept.push_back(fmt::format("{}: {}", rule.key, then));
     }

@@ -513,6 +513,19 @@ void collect_config_problems(const Config& config, std::optional<int64_t> world_
     Checker(config, world_size, problems).check();
 }
 
+bool is_legal(const Config& config, std::optional<int64_t> world_size) {
+    ConfigProblems problems;
+    collect_config_problems(config, world_size, problems);
+    return problems.empty();
+}
+
+bool set_if_legal(Config& config, const std::string& key, const std::string& value) {
+    Config with = config;
+    if (field_named(key).set(with, {false, {value}}) || !is_legal(with)) return false;
+    config = std::move(with);
+    return true;
+}
+
 void check_config(const Config& config, std::optional<int64_t> world_size) {
     ConfigProblems problems;
     collect_config_problems(config, world_size, problems);

@@ -32,4 +32,10 @@ private:
 void collect_config_problems(const Config& config, std::optional<int64_t> world_size,
                              ConfigProblems& problems);
 
+// Whether no rule is broken. Without world_size the rules on the number of ranks are left out.
+bool is_legal(const Config& config, std::optional<int64_t> world_size = std::nullopt);
+
+// Sets a key, unless a rule between keys excludes the value. Returns whether it is set.
+bool set_if_legal(Config& config, const std::string& key, const std::string& value);
+
 }  // namespace fp8flow

@@ -21,8 +21,6 @@ constexpr const char* kRecorded = "recorded";
 
 std::string ids_of(int64_t layer) { return fmt::format("layers.{}.moe.router.ids", layer); }
 
-std::string text_of_data(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }
-
 }  // namespace
 
 GivenRouting::GivenRouting(const std::string& path, const RoutingShape& shape) : file_(path), shape_(shape) {
@@ -48,7 +46,7 @@ GivenRouting::GivenRouting(const std::string& path, const RoutingShape& shape) :
     }
     const TensorEntry* recorded = file_.find(kRecorded);
     if (recorded == nullptr || shape.data == 0) return;
-    require_same("data", text_of_data(shape.data));
+    require_same("data", checksum_text(shape.data));
     const int64_t tokens = static_cast<int64_t>(ids_[0].size()) / 2 / shape.topk;
     require(recorded->numel() * shape.seq_length == tokens, ExitCode::data,
             "{}: has {} samples of {} tokens, this run has model.seq_length {}", path, recorded->numel(),
@@ -88,7 +86,7 @@ RecordedRouting::RecordedRouting(const std::string& path, const RoutingShape& sh
     const SafetensorsWriter writer(
         tensors,
         {{"num_experts", std::to_string(shape.num_experts)},
-         {"data", text_of_data(shape.data)},
+         {"data", checksum_text(shape.data)},
          {"recipe", options.recipe}},
         [&](const void* bytes, size_t count) { text.append(static_cast<const char*>(bytes), count); });
     header_ = writer.header();

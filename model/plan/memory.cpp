@@ -178,12 +178,6 @@ double exchange_bytes(const Config& config) {
 
 }  // namespace
 
-bool legal(const Config& config, std::optional<int64_t> gpus) {
-    ConfigProblems problems;
-    collect_config_problems(config, gpus, problems);
-    return problems.empty();
-}
-
 int64_t micro_batches_of(const Config& config, int64_t gpus) {
     const TrainingSpec& training = config.training;
     return std::max<int64_t>(training.global_batch_size / (training.micro_batch_size * gpus), 1);
@@ -449,7 +443,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
     for (const auto& [mode, r] : modes) {
         Config with = config;
         with.recompute = r;
-        if (!legal(with, std::nullopt)) continue;  // refused for this model or recipe
+        if (!is_legal(with)) continue;  // refused for this model or recipe
         RecomputeChoice choice{.mode = mode, .spec = r, .saved_bytes = used_bytes(config, r)};
         const bool whole = r.recompute_granularity == full;
         double& again = choice.extra_flops_per_token;

@@ -91,8 +91,6 @@ struct RunPlan {
 RunPlan make_plan(const Config& config, int64_t gpus);
 
 // The parts, for tests and for `profile`.
-// True if the configuration can be run, on so many GPUs where a number is given.
-bool legal(const Config& config, std::optional<int64_t> gpus);
 // Throws Error(usage) if parameters or rows exceed what 63 bits count: the functions below rely on it.
 void check_countable(const Config& config);
 // The projections [n, k] of attention in one layer, none without attention. Those of mla_up_proj run again.

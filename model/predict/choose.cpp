@@ -3,6 +3,7 @@
 #include "model/predict/choose.h"
 
 #include "kernels/core/error.h"
+#include "model/config/check.h"
 
 #include <algorithm>
 
@@ -23,7 +24,7 @@ std::optional<Config> run_of(const Config& config, int64_t gpus, Recipe recipe, 
     own.training.micro_batch_size = micro_batch;
     const int64_t wanted = own_batch ? config.training.global_batch_size : kSequences * gpus;
     own.training.global_batch_size = round_up(wanted, micro_batch * gpus);
-    return plan::legal(own, gpus) ? std::optional(own) : std::nullopt;
+    return is_legal(own, gpus) ? std::optional(own) : std::nullopt;
 }
 
 // First what fits, then what fits with other keys, each by speed; then the rest by memory.

@@ -2,6 +2,7 @@
 // Memory against a GPU's, and a search over the keys that lower it.
 #include "model/predict/fit.h"
 
+#include "model/config/check.h"
 #include "model/report/table.h"
 
 #include <fmt/format.h>
@@ -98,8 +99,7 @@ Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
     const auto needed = [&](const Settings& settings) { return plan::sum_of(items_of(with(settings))); };
     Settings useful, chosen;
     for (const Setting& setting : kSettings)
-        if (plan::legal(with({&setting}), std::nullopt) && needed({&setting}) < fit.needed)
-            useful.push_back(&setting);
+        if (is_legal(with({&setting})) && needed({&setting}) < fit.needed) useful.push_back(&setting);
     const auto alone =
         std::ranges::find_if(useful, [&](const Setting* setting) { return needed({setting}) <= usable; });
     if (alone != useful.end()) chosen = {*alone};
@@ -143,7 +143,7 @@ std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, i
     Config single = config, joined = config;
     single.precision.moe_wgrad_micro_batches = 1;
     joined.precision.moe_wgrad_micro_batches = micro_batches;
-    if (!plan::legal(joined, ranks) || !plan::legal(single, ranks)) return std::nullopt;
+    if (!is_legal(joined, ranks) || !is_legal(single, ranks)) return std::nullopt;
     return JoinedMemory{plan::memory_items(single, ranks), plan::memory_items(joined, ranks), moe_layers};
 }
 

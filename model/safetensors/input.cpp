@@ -68,6 +68,8 @@ std::string printable(std::string_view text, size_t longest) {
     return out;
 }
 
+std::string checksum_text(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
+
 bool is_lfs_pointer(std::string_view text) {
     constexpr std::string_view kPointer = "version https://git-lfs.github.com/spec/";
     return text.starts_with(kPointer) || text == kPointer.substr(0, 8);

@@ -66,6 +66,8 @@ std::string read_text_file(const std::string& path, ExitCode code, std::string_v
 // Text from a user or a file made fit for a message: control characters escaped (\n, \x1b), and no more than
 // `longest` bytes of it.
 std::string printable(std::string_view text, size_t longest = 200);
+// A checksum as text: 16 hexadecimal digits.
+std::string checksum_text(uint64_t checksum);
 // Whether `text`, the first bytes of a file or the first 8, are those of the pointer that Git LFS leaves in
 // its place; and an Error(code) if so.
 bool is_lfs_pointer(std::string_view text);

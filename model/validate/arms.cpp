@@ -5,6 +5,7 @@
 #include "kernels/core/error.h"
 #include "layers/flows/flow.h"
 #include "model/config/builders.h"
+#include "model/config/check.h"
 #include "model/config/fields.h"
 #include "model/safetensors/header.h"
 #include "model/validate/run_file.h"
@@ -40,12 +41,16 @@ void check_same_run(const Arm& base, const Arm& arm) {
     }
 }
 
+constexpr const char* kJoined = "precision.moe_wgrad_micro_batches";
+
 void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config& config, int ranks) {
     const TrainingSpec& training = config.training;
     const auto add = [&](const std::string& what, const ScheduleSpec& schedule) {
         Config own = config;
         own.schedule = schedule;
         own.schedule.wire_sms = config.schedule.wire_sms;
+        own.precision.moe_wgrad_micro_batches = std::min<int64_t>(own.precision.moe_wgrad_micro_batches, 1);
+        set_if_legal(own, kJoined, field_named(kJoined).get(config));
         arms.push_back({name + what, own});
     };
     add("", {});
@@ -54,10 +59,7 @@ void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config
     add(" + shared + wgrad", {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true});
     if (ranks > 1) add(" + reduce", {.overlap_grad_reduce = true});
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * ranks;
-    if (several_micro_batches) {
-        add(" + turns", {.overlap_moe_expert_parallel_comm = true});
-        arms.back().config.precision.moe_wgrad_micro_batches = 1;
-    }
+    if (several_micro_batches) add(" + turns", {.overlap_moe_expert_parallel_comm = true});
     add(" + graph", {.cuda_graph_impl = CudaGraphImpl::full_iteration});
 }
 
@@ -106,18 +108,15 @@ Arm parse_arm(const Config& base, const std::string& text, int ranks) {
         if (!field_named("precision.recipe").set(named, {.items = {value}}))
             start = with_recipe(base, named.precision.recipe);
     }
+    // A number that the program has chosen is for arms only that do not exclude it.
+    const std::string joined = field_named(kJoined).get(start);
+    if (int64_t& now = start.precision.moe_wgrad_micro_batches; !base.origin.contains(kJoined))
+        now = std::min<int64_t>(now, 1);
     Names overrides = {"precision.flow=" + builders::quoted(start.precision.flow)};
-    // "auto" was decided for the configuration; arms with these keys cannot join micro-batches
-    const bool is_alone = std::ranges::any_of(settings, [](const std::string& setting) {
-        return setting.ends_with("fp8_wgrad=false") ||
-               setting.ends_with("overlap_moe_expert_parallel_comm=true");
-    });
-    if (constexpr const char* kJoined = "precision.moe_wgrad_micro_batches";
-        is_alone && !base.origin.contains(kJoined))
-        overrides.push_back(fmt::format("{}=1", kJoined));
     overrides.insert(overrides.end(), settings.begin(), settings.end());
     try {
         Arm arm{name, parse_config(dump_config(start), "configuration", overrides, ranks)};
+        if (arm.config.origin[kJoined] != "--set") set_if_legal(arm.config, kJoined, joined);
         if (at != colon) arm.against = text.substr(at + 1, colon - at - 1);
         return arm;
     } catch (const Error& error) {

@@ -145,7 +145,7 @@ json shortened(json values) {
 std::string checksum_of(const json& file) {
     std::string results;
     for (const char* item : {"diverged", "lm_loss", "grad_norm", "held out"}) results += file.at(item).dump();
-    return fmt::format("{:016x}", fnv1a64(results));
+    return checksum_text(fnv1a64(results));
 }
 
 std::vector<RunFile> read_run_files(const std::string& folder) {

@@ -4,6 +4,7 @@
 #include "kernels/core/error.h"
 #include "model/config/changed_rules.h"
 #include "model/predict/fit.h"
+#include "model/validate/arms.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -88,6 +89,33 @@ TEST(JoinedMicroBatches, OfAResumedRunAreThoseOfItsCheckpoint) {
     for (const char* key :
          {"schedule.overlap_moe_expert_parallel_comm=true", "fp8_wgrad=false", "recipe=bf16"})
         EXPECT_EQ(resumed(joined, {key}), 1) << key;
+}
+
+// However its keys are spelled, an arm that cannot join micro-batches joins none; what the user set is an
+// error.
+TEST(JoinedMicroBatches, OfAnArmAreThoseOfTheRunUnlessItsKeysExcludeThem) {
+    const auto joined = [](const std::string& arm, const Config& config) {
+        for (const validate::Arm& made :
+             validate::make_arms(config, validate::Ablation::none, 2, {"x:" + arm}))
+            if (made.name == "x") return made.config.precision.moe_wgrad_micro_batches;
+        return int64_t{-1};
+    };
+    Config config = config_of({});
+    decide_joined(config, 2, kPlenty);
+    EXPECT_EQ(joined("recipe=fp8_flow", config), 4);
+    EXPECT_EQ(joined("recipe=fp8_flow,moe_wgrad_micro_batches=2", config), 2);
+    EXPECT_EQ(joined("recipe=fp8_flow,moe_wgrad_micro_batches=1", config), 1);
+    for (const char* keys : {"fp8_wgrad=false", "precision.fp8_wgrad=False", "fp8_wgrad= false",
+                             "fp8_wgrad=\"false\"", "overlap_moe_expert_parallel_comm=True"})
+        EXPECT_EQ(joined(keys, config), 1) << keys;
+    EXPECT_EQ(joined("recipe=mxfp8", config), 0) << "it has no such key";
+    EXPECT_THROW(joined("fp8_wgrad=false,moe_wgrad_micro_batches=2", config), Error);
+    EXPECT_THROW(joined("fp8_wgrad=false", config_of({"moe_wgrad_micro_batches=2"})), Error);
+    for (const validate::Arm& arm :
+         validate::recipe_arms(config, {Recipe::fp8_flow}, validate::Ablation::schedules, 2))
+        EXPECT_EQ(arm.config.precision.moe_wgrad_micro_batches,
+                  arm.config.schedule.overlap_moe_expert_parallel_comm ? 1 : 4)
+            << arm.name;
 }
 
 TEST(JoinedMicroBatches, PairsOfEarlierVersionsAreRead) {
