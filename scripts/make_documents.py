@@ -502,6 +502,12 @@ def differences(name):
                   for arm in load(name)["arms"] if "against" in arm], name)
 
 
+def losses(name):
+    """What the arms of a validation reach."""
+    return table([{"recipe": arm["name"], "training loss": f"{statistics.mean(arm['losses']):.4f}", "held-out loss": f"{arm['held out']:.4f}",
+                   "step, ms": f"{arm['seconds per step'] * 1e3:.0f}"} for arm in load(name)["arms"]], name)
+
+
 def family_errors():
     """Norm-wise errors of one layer of every family: output, gradients of experts and router."""
     name = "compare_torch_families.json"
@@ -573,7 +579,8 @@ TABLES = {**{make.__name__: make for make in (
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
     "evidence": functools.partial(differences, LOSSES),
-    "fixed_routing": functools.partial(differences, "validate_evidence_routing_h200.json")}
+    "fixed_routing": functools.partial(differences, "validate_evidence_routing_h200.json"),
+    "deepseek_v2_lite": functools.partial(losses, "validate_deepseek_v2_lite_h200_x2.json")}
 
 
 # ---- the picture docs/pictures/deepseek_v3_layer.svg
