@@ -132,7 +132,7 @@ private:
         if (!got || got.bytes() == 0) return;
         count_differences<<<16, 256>>>(got.bytes_ptr(), want.bytes_ptr(), got.bytes(),
                                        static_cast<unsigned long long*>(differences_.data));
-        hopper::check_launch("comparing");
+        hopper::check_cuda(cudaGetLastError(), "comparing");
     }
 
     Device& device_;

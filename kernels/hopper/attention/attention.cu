@@ -48,7 +48,7 @@ struct Shape {
 
 // Element (row, d) of head `head` is at index (row * heads + head) * depth + d.
 struct HeadRows {
-    const void* data;
+    void* data;
     int64_t heads, head;
     int depth;
 };
@@ -130,14 +130,8 @@ __device__ void add_product(const typename T::RowTile& values, int count, Weight
     }
 }
 
-// To `to.depth` columns of a head.
-struct OutRows {
-    void* data;
-    int64_t heads, head;
-    int depth;
-};
 template <class T>
-__device__ void store_rows(const Shape& shape, const OutRows& to, int64_t start, int64_t first,
+__device__ void store_rows(const Shape& shape, const HeadRows& to, int64_t start, int64_t first,
                            const typename T::Outputs& values) {
     const Position at = position();
 #pragma unroll
@@ -154,8 +148,7 @@ __device__ void store_rows(const Shape& shape, const OutRows& to, int64_t start,
 
 struct ForwardArgs {
     Shape shape;
-    const void *q, *k, *v;
-    void* o;
+    void *q, *k, *v, *o;
     float* lse;
 };
 template <class T> struct ForwardShared {
@@ -301,7 +294,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, i
 
 struct BackwardArgs {
     Shape shape;
-    const void *dout, *q, *k, *v, *o;
+    void *dout, *q, *k, *v, *o;
     const float* lse;
     float* delta;  // [T, heads]
     void *dq, *dk, *dv;
@@ -455,12 +448,6 @@ __global__ void __launch_bounds__(kThreads) attention_dkv_kernel(BackwardArgs ar
     }
 }
 
-template <class Args> void require_whole_sequences(const Args& args) {
-    require(!args.documents, ExitCode::usage,
-            "attention on the GPU takes whole sequences of {} tokens, not {} documents (seq_length)",
-            args.seq_length, args.documents.numel() - 1);
-}
-
 template <class T, class Args> Shape shape_of(const Args& args) {
     return {.length = args.seq_length,
             .heads = args.q.dim(1),
@@ -473,15 +460,6 @@ template <class T, class Args> Shape shape_of(const Args& args) {
             .tiles = ceil_div(args.seq_length, T::kTile)};
 }
 
-// Launches a kernel that needs more shared memory than the default limit.
-template <class Args>
-void launch_tiles(void (*kernel)(Args, int64_t), const Args& args, int64_t num_tasks,
-                  std::size_t shared_bytes, const Launch& launch, const char* name) {
-    allow_shared_memory(kernel, shared_bytes, name);
-    launch_kernel(kernel, grid_for(num_tasks, launch, 1), kThreads, shared_bytes, launch, name, args,
-                  num_tasks);
-}
-
 template <class T> void launch_forward(const op::Attention& args, const Launch& launch) {
     const Shape shape = shape_of<T>(args);
     const ForwardArgs forward{.shape = shape,
@@ -490,8 +468,9 @@ template <class T> void launch_forward(const op::Attention& args, const Launch& 
                               .v = args.v.data,
                               .o = args.o.data,
                               .lse = args.lse.as<float>()};
-    launch_tiles(attention_kernel<T>, forward, shape.sequences * shape.heads * shape.tiles,
-                 sizeof(ForwardShared<T>), launch, "attention");
+    const int64_t tasks = shape.sequences * shape.heads * shape.tiles;
+    launch_kernel(attention_kernel<T>, grid_for(tasks, launch, 1), kThreads, sizeof(ForwardShared<T>), launch,
+                  "attention", forward, tasks);
 }
 
 // delta: [T, heads]
@@ -512,21 +491,32 @@ void launch_backward(const op::AttentionBackward& args, float* delta, const Laun
                                 .dv = args.dv.data};
     launch_kernel(delta_kernel, grid_for(ceil_div(rows, kThreads / kLanes), launch), kThreads, launch,
                   "attention backward: delta", backward, rows);
-    const int64_t kv_tasks = shape.sequences * shape.kv_heads * shape.tiles;
-    launch_tiles(attention_dkv_kernel<T>, backward, kv_tasks, sizeof(BackwardShared<T>), launch,
-                 "attention backward: dk, dv");
-    launch_tiles(attention_dq_kernel<T>, backward, shape.sequences * shape.heads * shape.tiles,
-                 sizeof(BackwardShared<T>), launch, "attention backward: dq");
+    const auto start = [&](auto kernel, int64_t heads, const char* name) {
+        const int64_t tasks = shape.sequences * heads * shape.tiles;
+        launch_kernel(kernel, grid_for(tasks, launch, 1), kThreads, sizeof(BackwardShared<T>), launch, name,
+                      backward, tasks);
+    };
+    start(attention_dkv_kernel<T>, shape.kv_heads, "attention backward: dk, dv");
+    start(attention_dq_kernel<T>, shape.heads, "attention backward: dq");
 }
 
-// Of q, k and v.
-int64_t widest_head(const TensorView& q, const TensorView& v) {
-    const int64_t widest = std::max(q.dim(2), v.dim(2));
+// Whether these heads run in tiles of 64 rows.
+template <class Args> bool is_narrow(const Args& args) {
+    const int64_t widest = std::max(args.q.dim(2), args.v.dim(2));
     require(widest <= Wide::kMaxDepth, ExitCode::usage,
             "attention on the GPU takes heads of at most {} elements, not {} (kv_channels, or qk_head_dim + "
             "qk_pos_emb_head_dim and v_head_dim)",
             Wide::kMaxDepth, widest);
-    return widest;
+    return widest <= Narrow::kMaxDepth;
+}
+
+// Whether cuDNN computes this call.
+template <class Args> bool runs_on_cudnn(const Args& args, AttentionBackend backend) {
+    require(!args.documents, ExitCode::usage,
+            "attention on the GPU takes whole sequences of {} tokens, not {} documents (seq_length)",
+            args.seq_length, args.documents.numel() - 1);
+    return backend == AttentionBackend::cudnn &&
+           CudnnAttention::takes(args.q, args.k, args.v, args.seq_length);
 }
 
 }  // namespace
@@ -539,28 +529,19 @@ using namespace hopper;
 using namespace hopper::attention;
 
 void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
-    require_whole_sequences(args);
+    const bool cudnn = runs_on_cudnn(args, kernels_.attention);
     if (args.q.numel() == 0) return;
-    if (kernels_.attention == AttentionBackend::cudnn &&
-        CudnnAttention::takes(args.q, args.k, args.v, args.seq_length))
-        return workspace(launch).cudnn.forward(args, launch);
-    if (widest_head(args.q, args.v) <= Narrow::kMaxDepth)
-        launch_forward<Narrow>(args, launch);
-    else
-        launch_forward<Wide>(args, launch);
+    if (cudnn) return workspace(launch).cudnn.forward(args, launch);
+    is_narrow(args) ? launch_forward<Narrow>(args, launch) : launch_forward<Wide>(args, launch);
 }
 
 void HopperOps::do_attention_backward(const op::AttentionBackward& args, const Launch& launch) {
-    require_whole_sequences(args);
+    const bool cudnn = runs_on_cudnn(args, kernels_.attention);
     if (args.q.numel() == 0) return;
-    if (kernels_.attention == AttentionBackend::cudnn &&
-        CudnnAttention::takes(args.q, args.k, args.v, args.seq_length))
-        return workspace(launch).cudnn.backward(args, launch);
+    if (cudnn) return workspace(launch).cudnn.backward(args, launch);
     float* const delta = workspace(launch).partials_for<float>(args.lse.numel());
-    if (widest_head(args.q, args.v) <= Narrow::kMaxDepth)
-        launch_backward<Narrow>(args, delta, launch);
-    else
-        launch_backward<Wide>(args, delta, launch);
+    is_narrow(args) ? launch_backward<Narrow>(args, delta, launch)
+                    : launch_backward<Wide>(args, delta, launch);
 }
 
 }  // namespace fp8flow

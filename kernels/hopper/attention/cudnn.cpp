@@ -80,6 +80,29 @@ struct Key {
     bool is_padded() const { return pass == Pass::backward && length % kTile != 0; }
 };
 
+// A graph for these sequences and key heads of a call.
+template <class Args> Key key_of(const Args& args, Pass pass, int64_t sequences, int64_t kv_heads) {
+    return {.pass = pass,
+            .sequences = sequences,
+            .length = args.seq_length,
+            .heads = kv_heads * (args.q.dim(1) / args.k.dim(1)),
+            .kv_heads = kv_heads,
+            .all_heads = args.q.dim(1),
+            .all_kv_heads = args.k.dim(1),
+            .depth = args.q.dim(2),
+            .value_depth = args.v.dim(2),
+            .scale = args.scale};
+}
+// The log-sum-exps of a call of the graph, for sequences from `row` on and heads from `head` on.
+LsePart lse_part(const Key& key, int64_t row, int64_t head) {
+    return {.sequences = key.sequences,
+            .length = key.length,
+            .heads = key.all_heads,
+            .first_row = row,
+            .first_head = head,
+            .part_heads = key.heads};
+}
+
 struct Plan {
     std::unique_ptr<fe::graph::Graph> graph;
     int64_t workspace_bytes = 0;
@@ -302,57 +325,27 @@ bool CudnnAttention::takes(const TensorView& q, const TensorView& k, const Tenso
 }
 
 void CudnnAttention::forward(const op::Attention& args, const Launch& launch) {
-    const int64_t sequences = args.q.dim(0) / args.seq_length;
-    const Key key{.pass = Pass::forward,
-                  .sequences = sequences,
-                  .length = args.seq_length,
-                  .heads = args.q.dim(1),
-                  .kv_heads = args.k.dim(1),
-                  .all_heads = args.q.dim(1),
-                  .all_kv_heads = args.k.dim(1),
-                  .depth = args.q.dim(2),
-                  .value_depth = args.v.dim(2),
-                  .scale = args.scale};
+    const Key key = key_of(args, Pass::forward, args.q.dim(0) / args.seq_length, args.k.dim(1));
     const Plan& plan = state_->plan_of(key);
     state_->run(key, plan, {{kQ, args.q.data}, {kK, args.k.data}, {kV, args.v.data}, {kO, args.o.data}},
                 launch);
-    const LsePart all{.sequences = sequences,
-                      .length = args.seq_length,
-                      .heads = key.heads,
-                      .first_row = 0,
-                      .first_head = 0,
-                      .part_heads = key.heads};
-    unpack_lse(state_->packed_lse(), all, args.lse.as<float>(), launch);
+    copy_lse(args.lse.as<float>(), lse_part(key, 0, 0), state_->packed_lse(), LseCopy::unpack, launch);
 }
 
 void CudnnAttention::backward(const op::AttentionBackward& args, const Launch& launch) {
     const int64_t length = args.seq_length, all_sequences = args.q.dim(0) / length;
-    const int64_t all_heads = args.q.dim(1), all_kv_heads = args.k.dim(1), group = all_heads / all_kv_heads;
+    const int64_t all_kv_heads = args.k.dim(1), group = args.q.dim(1) / all_kv_heads;
     const int64_t group_bytes = score_bytes(group, length);
     const int64_t kv_heads = divisor_up_to(all_kv_heads, kPartBytes / group_bytes);
     const int64_t sequences =
         kv_heads < all_kv_heads ? 1 : divisor_up_to(all_sequences, kPartBytes / (group_bytes * kv_heads));
-    const Key key{.pass = Pass::backward,
-                  .sequences = sequences,
-                  .length = length,
-                  .heads = kv_heads * group,
-                  .kv_heads = kv_heads,
-                  .all_heads = all_heads,
-                  .all_kv_heads = all_kv_heads,
-                  .depth = args.q.dim(2),
-                  .value_depth = args.v.dim(2),
-                  .scale = args.scale};
+    const Key key = key_of(args, Pass::backward, sequences, kv_heads);
     const Plan& plan = state_->plan_of(key);
     for (int64_t sequence = 0; sequence < all_sequences; sequence += sequences) {
         for (int64_t kv_head = 0; kv_head < all_kv_heads; kv_head += kv_heads) {
             const int64_t row = sequence * length, head = kv_head * group;
-            const LsePart part{.sequences = sequences,
-                               .length = length,
-                               .heads = all_heads,
-                               .first_row = row,
-                               .first_head = head,
-                               .part_heads = key.heads};
-            pack_lse(args.lse.as<float>(), part, state_->packed_lse(), launch);
+            copy_lse(args.lse.as<float>(), lse_part(key, row, head), state_->packed_lse(), LseCopy::pack,
+                     launch);
             state_->run(key, plan,
                         {{kQ, at(args.q, row, head)},
                          {kK, at(args.k, row, kv_head)},

@@ -12,10 +12,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-enum class LseCopy { pack, unpack };
-
-// Bytes: 4 read and written a row and head; the strided side stays in L2. Grid-stride over the words of the
-// packed tensor. No barriers. Deterministic: one writer a word.
+// Bytes: 4 read and written per row and head; the strided side stays in L2. Grid-stride over the words of the
+// packed tensor. No barriers. Deterministic: one writer per word.
 __global__ void __launch_bounds__(kThreads)
     lse_kernel(float* lse, LsePart part, float* packed, LseCopy copy, int64_t words) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -31,20 +29,13 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+}  // namespace
+
 void copy_lse(float* lse, const LsePart& part, float* packed, LseCopy copy, const Launch& launch) {
     const int64_t words = part.sequences * part.part_heads * part.length;
     if (words == 0) return;
     launch_kernel(lse_kernel, grid_for(ceil_div(words, kThreads), launch), kThreads, launch,
                   "attention: log-sum-exps", lse, part, packed, copy, words);
-}
-
-}  // namespace
-
-void pack_lse(const float* lse, const LsePart& part, float* packed, const Launch& launch) {
-    copy_lse(const_cast<float*>(lse), part, packed, LseCopy::pack, launch);  // read only
-}
-void unpack_lse(const float* packed, const LsePart& part, float* lse, const Launch& launch) {
-    copy_lse(lse, part, const_cast<float*>(packed), LseCopy::unpack, launch);  // read only
 }
 
 }  // namespace fp8flow::hopper::attention

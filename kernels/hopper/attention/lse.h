@@ -18,7 +18,7 @@ struct LsePart {
     int64_t first_row, first_head, part_heads;
 };
 
-void pack_lse(const float* lse, const LsePart& part, float* packed, const Launch& launch);
-void unpack_lse(const float* packed, const LsePart& part, float* lse, const Launch& launch);
+enum class LseCopy { pack, unpack };
+void copy_lse(float* lse, const LsePart& part, float* packed, LseCopy copy, const Launch& launch);
 
 }  // namespace fp8flow::hopper::attention

@@ -119,8 +119,6 @@ template <int kPending> __device__ __forceinline__ void bulk_wait_read() {
 template <int kPending> __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// Waits until all of the thread's bulk groups are complete.
-__device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Makes a thread's ordinary writes to shared memory visible to the async proxy: to TMA and wgmma issued
 // afterwards.
 __device__ __forceinline__ void fence_async_shared() {

@@ -47,10 +47,10 @@ TensorView weights_in_expert_order(const DispatchPlan& plan, int64_t rank, Arena
                   values = plan.num_tokens * topk, own = rank * slots * topk;
     const TensorView weights = scratch.tensor(DType::f32, {plan.num_tokens, topk}, "combine");
     if (values == 0) return weights;
-    weights_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-        plan.all_ids.as<int32_t>() + own, plan.all_probs.as<float>() + own, values, topk,
-        ranks * plan.num_local_experts, weights.as<float>());
-    check_launch("ordering merging weights");
+    launch_kernel(weights_kernel, grid_for(ceil_div(values, kThreads), launch), kThreads, launch,
+                  "ordering merging weights", plan.all_ids.as<int32_t>() + own,
+                  plan.all_probs.as<float>() + own, values, topk, ranks * plan.num_local_experts,
+                  weights.as<float>());
     return weights;
 }
 

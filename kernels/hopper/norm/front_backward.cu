@@ -24,10 +24,10 @@ constexpr int bound_of(int units) { return units == 2 ? 768 : 512; }
 static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
               op::gamma_chunks(3 * kUnit * kNormThreads) == teams_of(kMostUnits));
 
-// Found by measurement. kRoom: shared memory for all slots. kFewRows: the most slots that help one team
+// Found by measurement. kSlotBytes: shared memory for all slots. kFewRows: the most slots that help one team
 // without a residual. The lead of a CTA is limited (max_lead) if a part has at least kLongPart rows or a
 // residual is read.
-constexpr int kRoom = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
+constexpr int kSlotBytes = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
 constexpr int max_lead_of(int teams, bool with_residual) {
     return teams == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void producer(const NormBackward& args, const RowPart
     int n = 0;
     uint32_t seen = 0;
     const bool limited = args.max_lead >= 0 && clusters >= args.parts;  // all CTAs have as many rows
-    bool patient = true;
+    bool waits = true;  // until kMostPolls polls were not enough
     for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < args.parts; sums += clusters)
         for (int row = sums; row < rows; row += args.parts, ++n) {
             if (n == kTeams) issue_gamma();
@@ -84,11 +84,11 @@ __device__ __forceinline__ void producer(const NormBackward& args, const RowPart
             mbarrier_wait(&shared.empty[place.slot], place.parity);
             if (limited) {
                 const int mean = (4 * n - args.max_lead) * clusters / 4;
-                for (int polls = 0; patient && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
+                for (int polls = 0; waits && n >= args.depth && static_cast<int>(seen) < mean; ++polls) {
                     seen = *static_cast<volatile uint32_t*>(args.issued);
                     if (static_cast<int>(seen) >= mean) break;
                     __nanosleep(64);
-                    patient = polls < kMostPolls;
+                    waits = polls < kMostPolls;
                 }
                 if (part.rank == 0) atomicAdd(args.issued, 1u);
             }
@@ -334,12 +334,12 @@ bool launch_norm_backward_front(NormBackward args, const Launch& launch) {
     const int row_bytes = (with_residual ? 3 : 2) * slot_bytes(args.segment_cols),
               sums = (teams - 1) * static_cast<int>(sizeof(float)) *
                      static_cast<int>(round_up(args.segment_cols, kUnit)),
-              slots = std::min(kMostSlots, (kRoom - sums) / row_bytes);
+              slots = std::min(kMostSlots, (kSlotBytes - sums) / row_bytes);
     args.depth = !copied ? 2 * teams : teams == 1 && !with_residual ? std::min(slots, kFewRows) : slots;
     args.max_lead =
         with_residual || args.rows >= kLongPart * args.parts ? max_lead_of(teams, with_residual) : -1;
     launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units)),
-                args.depth * row_bytes + sums, launch, "rms_norm_backward", true);
+                args.depth * row_bytes + sums, launch, "rms_norm_backward");
     return true;
 }
 

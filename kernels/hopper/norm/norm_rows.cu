@@ -144,7 +144,7 @@ bool launch_norm_rows(const NormForward& args, const Launch& launch) {
         ctas = ctas_of(kMostUnits, NormForm::odd);
     }
     launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,
-                "rms_norm", true);
+                "rms_norm");
     return true;
 }
 

@@ -259,32 +259,22 @@ inline int units_a_thread(int width) {
 }
 
 // Launches at most `ctas` CTAs per SM, a cluster for the segments of a row, and no more clusters than there
-// are rows or fit at once. with_pdl: all threads of the kernel call pdl_wait() before they touch memory other
-// than by prefetches into L2, so that it may start while the previous kernel ends.
+// are rows or fit at once. PDL: all threads of the kernel call pdl_wait() before they touch memory other than
+// by prefetches into L2.
 template <class Args>
-void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
-                 const Launch& launch, const char* op, bool with_pdl = false) {
-    constexpr int kDefault = 48 * 1024, kStatic = 4 * 1024;  // at most, of static variables
-    if (bytes > kDefault - kStatic)
-        allow_shared_memory(kernel, static_cast<std::size_t>(bytes), "shared memory of rms_norm");
+void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 threads,
+                 std::size_t shared_bytes, const Launch& launch, const char* op) {
     const unsigned segments = static_cast<unsigned>(args.segments);
-    cudaLaunchAttribute attributes[2]{};
-    cudaLaunchConfig_t config{};
-    config.blockDim = block;
-    config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-    config.stream = stream_of(launch);
-    config.attrs = attributes;
     unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
-    config.gridDim = clusters * segments;
-    if (segments > 1) {
-        attributes[config.numAttrs++] = cluster_attribute(segments);
-        int most = 0;
-        check_cuda(cudaOccupancyMaxActiveClusters(&most, kernel, &config), op);
-        clusters = std::clamp(static_cast<unsigned>(most), 1u, clusters);
-        config.gridDim = clusters * segments;
-    }
-    if (with_pdl) attributes[config.numAttrs++] = pdl_attribute();
-    check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
+    if (segments == 1) return launch_pdl(kernel, clusters, threads, shared_bytes, launch, op, args);
+    cudaLaunchAttribute attributes[] = {cluster_attribute(segments), pdl_attribute()};
+    const cudaLaunchConfig_t config =
+        launch_config(std::span(attributes, 1), clusters * segments, threads, shared_bytes, launch);
+    allow_shared_memory(kernel, shared_bytes, op);
+    int most = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&most, kernel, &config), op);
+    clusters = std::clamp(static_cast<unsigned>(most), 1u, clusters);
+    launch_with(attributes, kernel, clusters * segments, threads, shared_bytes, launch, op, args);
 }
 
 // False where these rows need another kernel: nothing is launched.

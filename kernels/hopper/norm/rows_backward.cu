@@ -216,7 +216,7 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
                                       : rows_kernel_of<kType, Rows::fetched>(units);
     });
     launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
-                teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
+                teams * kTeamSlots * slot, launch, "rms_norm_backward");
     return true;
 }
 

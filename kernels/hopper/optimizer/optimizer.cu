@@ -218,7 +218,6 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
         args.block_sums ? args.block_sums.as<double>() : workspace(launch).partials_for<double>(blocks);
     const bool vectorised = is_aligned(args.x.data);
     const auto sum_blocks = [&]<class T>() {
-        allow_shared_memory(block_sums_kernel<T>, kSumBytes<T>, "shared memory of norm_squared");
         launch_pdl(block_sums_kernel<T>, grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads,
                    kSumBytes<T>, launch, "norm_squared", args.x.as<T>(), count, vectorised, sums);
     };

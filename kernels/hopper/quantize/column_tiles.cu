@@ -339,7 +339,6 @@ bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel =
         of_fp8(args.dst.data.dtype, [&]<DType kFp8>() { return quantize_column_tiles_kernel<kFp8>; });
-    allow_shared_memory(kernel, kBytes, kWhat);
     cudaLaunchAttribute together{};  // all CTAs are resident, or the launch fails
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;

@@ -377,7 +377,6 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     constexpr int kBytes = kSlots * kTileBytes;
     const auto kernel =
         of_fp8(args.dst.data.dtype, [&]<DType kFp8>() { return quantize_group_columns_kernel<kFp8>; });
-    allow_shared_memory(kernel, kBytes, kWhat);
     launch_pdl(kernel, grid_for(blocks, launch, 1), dim3(kThreads), kBytes, launch, kWhat, job,
                block_maps(src));
     return true;

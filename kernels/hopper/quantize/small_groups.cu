@@ -210,7 +210,6 @@ bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch
     constexpr const char* kWhat = "quantize_small_groups";
     const auto kernel =
         of_fp8(args.dst.data.dtype, [&]<DType kFp8>() { return quantize_small_groups_kernel<kFp8>; });
-    allow_shared_memory(kernel, kBytes, kWhat);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
                kWhat);

@@ -266,7 +266,6 @@ CopyTiles copy_tiles(const ScaledTensor& copy) {
 void launch_step(const WeightJob& job, const op::AdamW& step, DType fp8, const Launch& launch) {
     with_types(step, [&]<class Types>() {
         const auto kernel = of_fp8(fp8, [&]<DType kFp8>() { return step_tiles_kernel<Types, kFp8>; });
-        allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
         launch_pdl(kernel, grid_of_items(job.tiles, launch, kCtas), kStepThreads, sizeof(StepShared), launch,
                    "step_tiles", job, pdl_order(launch));
     });

@@ -307,7 +307,6 @@ template <class T> void launch(GemmArgs job, const Launch& launch, const char* o
     job.col_tiles = ceil_div(job.cols, T::kCols);
     const int64_t items = job.row_tiles * job.col_tiles * job.blocks;
     if (items == 0) return;
-    allow_shared_memory(mma_kernel<T>, T::kSharedBytes, op);
     launch_kernel(mma_kernel<T>, grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, launch,
                   op, job);
 }

@@ -396,10 +396,8 @@ void launch_wgmma_logits(const LogitsGemm& job, float* sums, const Launch& on) {
                            .sums = sums};
     const CUtensorMap map_x = tensor_map(job.x, DType::bf16, job.tokens, job.hidden, kTileRows / 2),
                       map_w = tensor_map(job.weight, DType::bf16, job.experts, job.hidden, kTileCols / 2);
-    constexpr size_t kBytes = kSharedBytes<SharedStorage>;
-    allow_shared_memory(logits_kernel, kBytes, kOp);
-    launch_clusters(logits_kernel, grid_for(tiles.pairs * kClusterCtas, on, 1), kBytes, on, kOp, tiles, map_x,
-                    map_w);
+    launch_clusters(logits_kernel, grid_for(tiles.pairs * kClusterCtas, on, 1), kSharedBytes<SharedStorage>,
+                    on, kOp, tiles, map_x, map_w);
 }
 
 bool wgmma_supports_input_gradient(const InputGradient& job) {
@@ -429,7 +427,6 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
                       map_w = tensor_map(job.weight, DType::bf16, parts.experts, job.hidden, kStageK),
                       map_in = tensor_map(job.dx_in != nullptr ? job.dx_in : job.dx, DType::bf16,
                                           parts.tokens, job.hidden, kTileRows);
-    allow_shared_memory(input_kernel, kInputStorageBytes, kOp);
     launch_pdl(input_kernel, grid_for(tiles.items, on, 1), dim3(kCtaThreads), kInputStorageBytes, on, kOp,
                tiles, map_dlogits, map_w, map_in);
 }

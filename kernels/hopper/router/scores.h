@@ -18,8 +18,6 @@ namespace fp8flow::hopper::router {
 
 constexpr float kScoreSumEps = 1e-20f;  // Megatron-LM, as in the reference
 constexpr int64_t kMaxExperts = 1024;
-constexpr std::size_t kDefaultSharedBytes =
-    40 << 10;  // without opt-in (allow_shared_memory), less static arrays
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 

@@ -309,7 +309,6 @@ void HopperOps::do_router_top_k(const op::RouterTopK& args, const Launch& launch
         std::max<int64_t>(1, op::balance_blocks(tokens, sets > 1 ? balance.set_tokens : 0)));
     with_row(experts, [&](auto row) {
         const auto kernel = plain ? top_k_kernel<true, decltype(row)> : top_k_kernel<false, decltype(row)>;
-        if (bytes > kDefaultSharedBytes) allow_shared_memory(kernel, bytes, "router_top_k");
         launch_pdl(kernel, grid, dim3(kThreads), bytes, launch, "router_top_k", kernel_args, row);
     });
 }

@@ -14,8 +14,6 @@ namespace fp8flow {
 namespace {
 
 using hopper::check_cuda;
-using hopper::check_launch;
-using hopper::stream_of;
 
 constexpr int kThreads = 256;
 
@@ -67,10 +65,9 @@ template <int Depth> void launch_traffic(const Traffic& traffic, uint4* sink, co
     const int64_t ctas = ceil_div(std::max(reads, writes), kThreads * Depth);
     if (ctas == 0) return;
     FP8FLOW_CHECK(ctas <= INT32_MAX, "{} CTAs", ctas);
-    traffic_kernel<Depth><<<static_cast<unsigned>(ctas), kThreads, 0, stream_of(launch)>>>(
-        static_cast<const uint4*>(traffic.from), shares_of(reads, ctas), static_cast<uint4*>(traffic.to),
-        shares_of(writes, ctas), sink);
-    check_launch("memory traffic");
+    hopper::launch_kernel(traffic_kernel<Depth>, static_cast<unsigned>(ctas), kThreads, launch,
+                          "memory traffic", static_cast<const uint4*>(traffic.from), shares_of(reads, ctas),
+                          static_cast<uint4*>(traffic.to), shares_of(writes, ctas), sink);
 }
 
 // One thread that polls the nanosecond clock.
@@ -105,8 +102,7 @@ public:
 
     void delay(double seconds, Stream stream) override {
         if (seconds <= 0) return;
-        delay_kernel<<<1, 1, 0, stream_of(stream)>>>(static_cast<unsigned long long>(seconds * 1e9));
-        check_launch("delay");
+        hopper::launch_kernel(delay_kernel, 1, 1, {.stream = stream}, "delay", seconds * 1e9);
     }
 
 private:

@@ -22,15 +22,15 @@ namespace {
 using hopper::check_cuda;
 using hopper::stream_of;
 
-// An SM's cycle count, the time of the reading, and the use of this memory that it belongs to.
+// An SM's cycle count, the time of the reading, and the number of the mark that it belongs to.
 struct Cycles {
-    unsigned long long counted, when, turn;
+    unsigned long long counted, when, mark;
 };
 // [kNumSms] in host memory. There is one CTA for each SM, but several may run on one SM and none on another:
-// the entry of the SM without a CTA keeps an older turn.
-__global__ void count_cycles_kernel(Cycles* cycles, unsigned long long turn) {
+// the entry of the SM without a CTA keeps an older mark.
+__global__ void count_cycles_kernel(Cycles* cycles, unsigned long long mark) {
     cycles[hopper::sm_id()] = {static_cast<unsigned long long>(clock64()), hopper::global_nanoseconds(),
-                               turn};
+                               mark};
 }
 
 class CudaTimeline final : public Timeline {
@@ -75,7 +75,7 @@ public:
         double sum = 0, known = 0;
         for (int sm = 0; sm < hopper::kNumSms; ++sm) {
             const Cycles &from = first.cycles[sm], &to = last.cycles[sm];
-            if (from.turn != first.turn || to.turn != last.turn || to.when <= from.when) continue;
+            if (from.mark != first.mark || to.mark != last.mark || to.when <= from.when) continue;
             sum += 1e9 * static_cast<double>(to.counted - from.counted) /
                    static_cast<double>(to.when - from.when);
             known += 1;
@@ -96,7 +96,7 @@ private:
     static constexpr std::size_t kChunk = 64;  // marks whose counts are allocated at a time
     struct Counts {
         Cycles* cycles = nullptr;
-        unsigned long long turn = 0;
+        unsigned long long mark = 0;
     };
 
     const Counts& counts_of(int64_t index) const { return marked_[static_cast<std::size_t>(index)]; }
@@ -109,9 +109,9 @@ private:
             for (std::size_t i = 0; i < kChunk; ++i) marked_.push_back({chunk + i * hopper::kNumSms});
         }
         Counts& counts = marked_[next_];
-        counts.turn = ++turn_;
-        count_cycles_kernel<<<hopper::kNumSms, 1, 0, stream_of(stream)>>>(counts.cycles, counts.turn);
-        hopper::check_launch("counting cycles");
+        counts.mark = ++num_marks_;
+        hopper::launch_kernel(count_cycles_kernel, hopper::kNumSms, 1, {.stream = stream}, "counting cycles",
+                              counts.cycles, counts.mark);
     }
     cudaEvent_t at(int64_t index) const {
         FP8FLOW_CHECK(index >= 0 && static_cast<std::size_t>(index) < next_, "mark {} of {}", index, next_);
@@ -122,7 +122,7 @@ private:
     bool counts_ = false;
     std::vector<Counts> marked_;  // by mark
     std::vector<Cycles*> chunks_;
-    unsigned long long turn_ = 0;
+    unsigned long long num_marks_ = 0;  // never reset
 };
 
 }  // namespace

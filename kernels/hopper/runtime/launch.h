@@ -11,7 +11,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
+#include <mutex>
 #include <span>
+#include <utility>
 
 namespace fp8flow::hopper {
 
@@ -32,19 +35,29 @@ inline unsigned grid_of_items(int64_t items, const Launch& launch, int per_sm = 
     return launch.sm_limit > 0 ? grid_for(items, launch, per_sm) : static_cast<unsigned>(items);
 }
 
-inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
-
 inline void clear_memory(void* data, int64_t bytes, const Launch& launch, const char* op) {
     if (bytes > 0)
         check_cuda(cudaMemsetAsync(data, 0, static_cast<std::size_t>(bytes), stream_of(launch)), op);
 }
 
 #ifdef __CUDACC__
-// Dynamic shared memory beyond 48 KB, static memory included, is an opt-in of the kernel.
-template <class Kernel> void allow_shared_memory(Kernel kernel, std::size_t bytes, const char* op) {
-    check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        op);
+// Shared memory beyond 48 KB is an opt-in of the kernel. The launch functions below call this themselves; a
+// kernel needs it earlier only for a query of its occupancy. It never lowers the limit, because a captured
+// graph or another thread may launch the kernel with more.
+template <class Kernel> void allow_shared_memory(Kernel kernel, std::size_t dynamic_bytes, const char* op) {
+    constexpr std::size_t kDefault = 16 << 10;  // no kernel has more than 32 KB of static variables
+    if (dynamic_bytes <= kDefault) return;
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), op);
+    static std::mutex mutex;
+    static std::map<std::pair<int, Kernel>, std::size_t> limits;  // of each device
+    const std::lock_guard lock(mutex);
+    std::size_t& limit = limits[{device, kernel}];
+    if (dynamic_bytes <= limit) return;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(dynamic_bytes)),
+               op);
+    limit = dynamic_bytes;
 }
 
 // kernel_of.operator()<kFp8>() of an FP8 dtype: the kernel that has the type as a template argument.
@@ -63,8 +76,9 @@ template <class KernelOf> auto of_half(DType dtype, KernelOf kernel_of) {
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, std::size_t shared_bytes,
                    const Launch& launch, const char* op, const Args&... args) {
+    allow_shared_memory(kernel, shared_bytes, op);
     kernel<<<grid, threads, shared_bytes, stream_of(launch)>>>(static_cast<Params>(args)...);
-    check_launch(op);
+    check_cuda(cudaGetLastError(), op);
 }
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, const Launch& launch, const char* op,
@@ -101,6 +115,7 @@ template <class... Params, class... Args>
 void launch_with(std::span<cudaLaunchAttribute> attributes, void (*kernel)(Params...), dim3 grid,
                  dim3 threads, std::size_t shared_bytes, const Launch& launch, const char* op,
                  const Args&... args) {
+    allow_shared_memory(kernel, shared_bytes, op);
     const cudaLaunchConfig_t config = launch_config(attributes, grid, threads, shared_bytes, launch);
     check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
 }

@@ -439,15 +439,6 @@ RowSegments segments_of(int width) {
     return {shift, static_cast<int>(round_up(ceil_div(width, 1 << shift), kBlockCols))};
 }
 
-template <class... Params, class... Args>
-void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const Launch& launch, const char* op,
-         const Args&... args) {
-    const std::size_t bytes = static_cast<std::size_t>(ring_bytes(warps, inputs));
-    allow_shared_memory(kernel, bytes, op);
-    launch_pdl(kernel, grid_for(rows, launch, 1), dim3(kWarpSize, static_cast<unsigned>(warps)), bytes,
-               launch, op, args...);
-}
-
 }  // namespace
 
 template <class Args>
@@ -456,7 +447,8 @@ void launch_swiglu_rows(const Args& args, Output output, int64_t rows, const Lau
                         : output == Output::e4m3 ? swiglu_rows_kernel<Args, Output::e4m3>
                                                  : swiglu_rows_kernel<Args, Output::e5m2>;
     const RowSegments segments = segments_of(args.a.cols);
-    run(kernel, kForwardWarps, kForwardInputs, rows << segments.shift, launch, "swiglu", args, segments);
+    launch_pdl(kernel, grid_for(rows << segments.shift, launch, 1), dim3(kWarpSize, kForwardWarps),
+               ring_bytes(kForwardWarps, kForwardInputs), launch, "swiglu", args, segments);
 }
 
 template <class Args>
@@ -464,7 +456,8 @@ void launch_swiglu_backward_rows(const Args& args, Output output, int64_t rows, 
     const auto kernel = output == Output::values ? swiglu_backward_rows_kernel<Args, Output::values>
                         : output == Output::e4m3 ? swiglu_backward_rows_kernel<Args, Output::e4m3>
                                                  : swiglu_backward_rows_kernel<Args, Output::e5m2>;
-    run(kernel, kBackwardWarps, kBackwardInputs, rows, launch, "swiglu_backward", args);
+    launch_pdl(kernel, grid_for(rows, launch, 1), dim3(kWarpSize, kBackwardWarps),
+               ring_bytes(kBackwardWarps, kBackwardInputs), launch, "swiglu_backward", args);
 }
 
 template void launch_swiglu_rows(const SwigluForward&, Output, int64_t, const Launch&);

@@ -322,11 +322,11 @@ void derive_level_plans(const DispatchPlan& plan, const LevelMap& map, const Lev
         "clearing the lists of the hierarchical exchange");
     check_cuda(cudaMemsetAsync(levels.sizes.data, 0, static_cast<std::size_t>(levels.sizes.bytes()), stream),
                "clearing the sizes of the hierarchical exchange");
-    mark_kernel<<<static_cast<unsigned>(2 * ranks + map.hosts), kMarkThreads, 0, stream>>>(args);
-    check_launch("marking the tokens of the hierarchical exchange");
+    launch_kernel(mark_kernel, static_cast<unsigned>(2 * ranks + map.hosts), kMarkThreads, launch,
+                  "marking the tokens of the hierarchical exchange", args);
     const int64_t items = std::max(ranks * slots, plan.groups.row_capacity);
-    place_kernel<<<grid_for(ceil_div(items, kPlaceThreads), launch), kPlaceThreads, shared, stream>>>(args);
-    check_launch("placing the rows of the hierarchical exchange");
+    launch_kernel(place_kernel, grid_for(ceil_div(items, kPlaceThreads), launch), kPlaceThreads, shared,
+                  launch, "placing the rows of the hierarchical exchange", args);
 }
 
 }  // namespace fp8flow::hopper

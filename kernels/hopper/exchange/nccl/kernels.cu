@@ -391,9 +391,9 @@ __global__ __launch_bounds__(kThreads) void reduce_rows_kernel(const T* rows, in
 template <class T, class Combine>
 void launch_reduce(const void* rows, int64_t num_rows, int64_t count, void* result, Combine combine,
                    const Launch& launch) {
-    reduce_rows_kernel<<<grid_for(ceil_div(count, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-        static_cast<const T*>(rows), num_rows, count, static_cast<T*>(result), combine);
-    check_launch("adding the ranks' values");
+    launch_kernel(reduce_rows_kernel<T, Combine>, grid_for(ceil_div(count, kThreads), launch), kThreads,
+                  launch, "adding the ranks' values", static_cast<const T*>(rows), num_rows, count,
+                  static_cast<T*>(result), combine);
 }
 
 }  // namespace
@@ -422,8 +422,8 @@ void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& pos
                              .row_starts = positions.row_starts.as<int32_t>(),
                              .first_choice = positions.first_choice.as<int32_t>(),
                              .counts = positions.counts.as<int64_t>()};
-    positions_kernel<<<static_cast<unsigned>(args.ranks + 1), kScanThreads, 0, stream_of(launch)>>>(args);
-    check_launch("finding positions in messages");
+    launch_kernel(positions_kernel, static_cast<unsigned>(args.ranks + 1), kScanThreads, launch,
+                  "finding positions in messages", args);
 }
 
 void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& positions, int64_t rank,
@@ -451,9 +451,8 @@ void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& 
         .slots = static_cast<int>(plan.all_ids.dim(1)),
         .rank = static_cast<int>(rank),
         .stride = args.stride};
-    pack_rows_kernel<<<grid_for(ceil_div(args.num_rows, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
-        kernel_args);
-    check_launch("packing rows");
+    launch_kernel(pack_rows_kernel, grid_for(ceil_div(args.num_rows, kWarps), launch), kThreads, launch,
+                  "packing rows", kernel_args);
 }
 
 void move_rows(const MoveRows& args, const DispatchPlan& plan, int64_t rank, const Launch& launch) {
@@ -469,27 +468,24 @@ void move_rows(const MoveRows& args, const DispatchPlan& plan, int64_t rank, con
         .skipped = args.skip_own ? static_cast<int>(rank) : -1};
     const auto kernel = args.direction == Repack::to_packed ? move_rows_kernel<Repack::to_packed>
                                                             : move_rows_kernel<Repack::to_strided>;
-    kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0, stream_of(launch)>>>(
-        kernel_args);
-    check_launch("moving rows to or from messages");
+    launch_kernel(kernel, grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, launch,
+                  "moving rows to or from messages", kernel_args);
 }
 
 void pack_choices(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
                   const TensorView& out, int64_t stride, const Launch& launch) {
     const int64_t row_bytes = src.cols() * size_of(src.dtype);
     const ChoiceArgs args = choice_args(src, plan.recv_rows, plan, positions, out, row_bytes, stride);
-    pack_choices_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0,
-                          stream_of(launch)>>>(args);
-    check_launch("packing the rows of choices");
+    launch_kernel(pack_choices_kernel, grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads,
+                  launch, "packing the rows of choices", args);
 }
 
 void pack_choice_values(const TensorView& values, const DispatchPlan& plan, const Positions& positions,
                         const TensorView& out, int64_t stride, const Launch& launch) {
     const ChoiceArgs args = choice_args(values, plan.rows_of_probs(), plan, positions, out,
                                         static_cast<int64_t>(sizeof(float)), stride);
-    pack_values_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kThreads), launch), kThreads, 0,
-                         stream_of(launch)>>>(args);
-    check_launch("packing the values of choices");
+    launch_kernel(pack_values_kernel, grid_for(ceil_div(plan.recv_rows.dim(0), kThreads), launch), kThreads,
+                  launch, "packing the values of choices", args);
 }
 
 void add_returned(const AddReturned& args, const Launch& launch) {
@@ -508,25 +504,25 @@ void add_returned(const AddReturned& args, const Launch& launch) {
                                             is_vectorisable(args.residual.data, hidden) &&
                                             is_vectorisable(args.y.data, hidden)};
     const unsigned grid = grid_for(ceil_div(tokens, kWarps), launch);
-    if (args.weights) {
-        const WeightedAddArgs weighted{kernel_args, args.weights.as<float>(), args.weights.dim(1)};
-        add_returned_kernel<<<grid, kThreads, 0, stream_of(launch)>>>(weighted);
-    } else {
-        add_returned_kernel<<<grid, kThreads, 0, stream_of(launch)>>>(kernel_args);
-    }
-    check_launch("adding returned rows");
+    const auto start = [&](const auto& own) {
+        launch_kernel(add_returned_kernel<std::decay_t<decltype(own)>>, grid, kThreads, launch,
+                      "adding returned rows", own);
+    };
+    if (args.weights)
+        start(WeightedAddArgs{kernel_args, args.weights.as<float>(), args.weights.dim(1)});
+    else
+        start(kernel_args);
 }
 
 void place_choice_values(const TensorView& returned, const DispatchPlan& plan, const Positions& positions,
                          int64_t rank, int64_t stride, const TensorView& dprob, const Launch& launch) {
     const int64_t values = dprob.numel(), slots = plan.all_ids.dim(1);
     if (values == 0) return;
-    place_values_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-        returned.as<float>(), plan.all_ids.as<int32_t>() + rank * slots * plan.topk,
-        positions.choice_starts.as<int32_t>(), dprob.as<float>(), plan.num_tokens,
-        static_cast<int>(plan.topk), static_cast<int>(slots), static_cast<int>(plan.num_local_experts),
-        stride);
-    check_launch("returning the gradients of the probabilities");
+    launch_kernel(place_values_kernel, grid_for(ceil_div(values, kThreads), launch), kThreads, launch,
+                  "returning the gradients of the probabilities", returned.as<float>(),
+                  plan.all_ids.as<int32_t>() + rank * slots * plan.topk,
+                  positions.choice_starts.as<int32_t>(), dprob.as<float>(), plan.num_tokens, plan.topk, slots,
+                  plan.num_local_experts, stride);
 }
 
 void reduce_rows(Reduce reduce, DType dtype, const void* rows, int64_t num_rows, int64_t count, void* result,

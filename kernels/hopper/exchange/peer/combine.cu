@@ -246,23 +246,22 @@ constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all SMs busy
 
 // Rows, or sums of them, to their owners.
 void launch_push(const WeightedArgs& args, Access access, const Launch& launch) {
-    const cudaStream_t stream = stream_of(launch);
     const unsigned grid = peer_grid(args.group.size * args.slots, launch);
+    constexpr const char* kWhat = "returning rows to their owners";
     if (args.order == CombineOrder::invariant)
-        push_choices_kernel<<<grid, kPeerThreads, 0, stream>>>(args);
+        launch_kernel(push_choices_kernel, grid, kPeerThreads, launch, kWhat, args);
     else if (access == Access::bf16_vectors)
-        push_sums_kernel<Access::bf16_vectors><<<grid, kPeerThreads, 0, stream>>>(args);
+        launch_kernel(push_sums_kernel<Access::bf16_vectors>, grid, kPeerThreads, launch, kWhat, args);
     else
-        push_sums_kernel<Access::any><<<grid, kPeerThreads, 0, stream>>>(args);
-    check_launch("returning rows to their owners");
+        launch_kernel(push_sums_kernel<Access::any>, grid, kPeerThreads, launch, kWhat, args);
 }
 
 // The owner adds. Order rank: the sums already have their weights.
 void launch_add(const WeightedArgs& args, Access access, const Launch& launch) {
     const auto add = access == Access::bf16_vectors ? add_returned_kernel<Access::bf16_vectors>
                                                     : add_returned_kernel<Access::any>;
-    add<<<peer_grid(args.tokens * args.slabs, launch), kPeerThreads, 0, stream_of(launch)>>>(args);
-    check_launch("adding returned rows");
+    launch_kernel(add, peer_grid(args.tokens * args.slabs, launch), kPeerThreads, launch,
+                  "adding returned rows", args);
 }
 
 }  // namespace
@@ -309,14 +308,12 @@ void PeerExchange::do_combine(const Combine& args, const Call& call) {
         .y = device_view(args.y.data),
         .vectorised_y = vectorised_y,
         .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
-    const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots, tokens = plan.num_tokens;
     if (args.dprob) {
         CombineArgs probs = kernel_args;
         probs.recv_rows = plan.rows_of_probs().as<int32_t>();
-        push_probs_kernel<<<peer_grid(ceil_div(received * topk, kWarpSize), launch), kPeerThreads, 0,
-                            stream>>>(probs);
-        check_launch("returning the gradients of the probabilities");
+        launch_kernel(push_probs_kernel, peer_grid(ceil_div(received * topk, kWarpSize), launch),
+                      kPeerThreads, launch, "returning the gradients of the probabilities", probs);
     }
     if (by_rank && fast && !args.row_prob) {
         launch_combine_sums(kernel_args, barrier_of(kExpertParallel, PeerOperation::combine),
@@ -332,9 +329,8 @@ void PeerExchange::do_combine(const Combine& args, const Call& call) {
         launch_add(weighted, access, launch);
     }
     if (!args.dprob) return;
-    copy_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kWarpSize), launch), kPeerThreads, 0, stream>>>(
-        kernel_args);
-    check_launch("copying the gradients of the probabilities");
+    launch_kernel(copy_probs_kernel, peer_grid(ceil_div(tokens * topk, kWarpSize), launch), kPeerThreads,
+                  launch, "copying the gradients of the probabilities", kernel_args);
 }
 
 }  // namespace fp8flow::hopper::peer

@@ -426,9 +426,7 @@ void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, C
         .row_items = static_cast<int>(ceil_div(pieces, item_pieces))};
     const std::size_t shared = static_cast<std::size_t>(
         kWorkers * PieceRing::kBytes + 2 * OwnRows::words(kernel_args) * static_cast<int64_t>(sizeof(int)));
-    allow_shared_memory(combine_sums_kernel, shared, "shared memory of combine");
-    combine_sums_kernel<<<grid, kCombineThreads, shared, stream_of(launch)>>>(kernel_args);
-    check_launch("combine");
+    launch_kernel(combine_sums_kernel, grid, kCombineThreads, shared, launch, "combine", kernel_args);
 }
 
 }  // namespace fp8flow::hopper::peer

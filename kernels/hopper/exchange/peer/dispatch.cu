@@ -196,7 +196,7 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
         bulk_wait<kSendsPending>();
         count_oldest();
     }
-    bulk_wait_all();
+    bulk_wait<0>();
     while (arrived != ring.done) count_oldest();
     __threadfence_block();
     log.ended[sender] = 1;
@@ -318,7 +318,7 @@ __device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t 
             break;
         }
     }
-    bulk_wait_all();
+    bulk_wait<0>();
     return all;
 }
 
@@ -386,10 +386,9 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
 
 template <int kMost> void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
     const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.stage_bytes);
-    allow_shared_memory(dispatch_kernel<kMost>, bytes, "shared memory of dispatch");
-    dispatch_kernel<kMost><<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
-                             kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
-    check_launch("dispatch");
+    launch_kernel(dispatch_kernel<kMost>,
+                  grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
+                  kWarps * kWarpSize, bytes, launch, "dispatch", args);
 }
 
 }  // namespace

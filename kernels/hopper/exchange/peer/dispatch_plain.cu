@@ -123,9 +123,8 @@ __global__ __launch_bounds__(kCopyThreads, 1) void receive_deferred_rows_kernel(
 }  // namespace
 
 void launch_send_plain_rows(const DispatchArgs& args, const Launch& launch) {
-    send_plain_rows_kernel<<<peer_grid(args.barrier.group.size * args.rows.slots, launch), kPeerThreads, 0,
-                             stream_of(launch)>>>(args);
-    check_launch("sending rows to peers");
+    launch_kernel(send_plain_rows_kernel, peer_grid(args.barrier.group.size * args.rows.slots, launch),
+                  kPeerThreads, launch, "sending rows to peers", args);
 }
 
 void launch_deferred_rows(const DispatchArgs& args, const Launch& launch) {

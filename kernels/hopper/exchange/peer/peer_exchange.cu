@@ -55,8 +55,7 @@ __global__ __launch_bounds__(kWarpSize) void group_barrier_kernel(const GroupBar
 }  // namespace
 
 void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch) {
-    group_barrier_kernel<<<1, kWarpSize, 0, stream_of(launch)>>>(barrier);
-    check_launch("group barrier of peers");
+    launch_kernel(group_barrier_kernel, 1, kWarpSize, launch, "group barrier of peers", barrier);
 }
 
 PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, const Exchange::GroupRanks& group) {

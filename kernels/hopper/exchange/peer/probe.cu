@@ -86,9 +86,8 @@ private:
     template <Direction direction> void run(const Launch& launch) {
         const int others = ranks_ - 1,
                   ctas = others * std::max(1, kNumSms * kCtasPerSm / others);  // equal for all ranks
-        peer_kernel<direction><<<ctas, kThreads, 0, stream_of(launch)>>>(
-            regions_, rank_, ranks_, (rank_ + 1) % ranks_, others, words_, sink_);
-        check_launch("peer traffic");
+        launch_kernel(peer_kernel<direction>, ctas, kThreads, launch, "peer traffic", regions_, rank_, ranks_,
+                      (rank_ + 1) % ranks_, others, words_, sink_);
     }
 
     Device& device_;

@@ -185,9 +185,8 @@ RoundLimits limits_of(int64_t bytes, int64_t element, int ranks) {
 template <class Args>
 void launch_over(int64_t bytes, void (*kernel)(Args), const Launch& launch, const char* what,
                  const Args& args) {
-    kernel<<<peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch), kPeerThreads, 0,
-             stream_of(launch)>>>(args);
-    check_launch(what);
+    launch_kernel(kernel, peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch), kPeerThreads, launch,
+                  what, args);
 }
 
 using Kernel = void (*)(ReduceArgs);

@@ -65,13 +65,11 @@ void PeerExchange::do_gather_routing(const Routing& routing, const Launch& launc
                            .values = values,
                            .all_ids = all_ids.as<int32_t>(),
                            .all_probs = all_probs.as<float>()};
-    const cudaStream_t stream = stream_of(launch);
-    push_routing_kernel<<<peer_grid(ceil_div(values, kWarpSize), launch), kPeerThreads, 0, stream>>>(args);
-    check_launch("sending the routing");
+    launch_kernel(push_routing_kernel, peer_grid(ceil_div(values, kWarpSize), launch), kPeerThreads, launch,
+                  "sending the routing", args);
     synchronize(kExpertParallel, PeerOperation::routing, launch);
-    copy_routing_kernel<<<peer_grid(ceil_div(size() * values, kWarpSize), launch), kPeerThreads, 0, stream>>>(
-        args);
-    check_launch("copying the routing");
+    launch_kernel(copy_routing_kernel, peer_grid(ceil_div(size() * values, kWarpSize), launch), kPeerThreads,
+                  launch, "copying the routing", args);
 }
 
 }  // namespace fp8flow::hopper::peer

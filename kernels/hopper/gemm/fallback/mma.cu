@@ -313,9 +313,8 @@ void launch_fallback(const GemmProblem& problem, GemmBackend backend, const Laun
                                              : mma_kernel<false, false, false>;
     const ChunkOrder order =
         backend == GemmBackend::alternative ? ChunkOrder::descending : ChunkOrder::ascending;
-    kernel<<<grid_for(tiles, launch, scaled ? 1 : 2), kThreads, 0, stream_of(launch)>>>(problem, tiles,
-                                                                                        order);
-    check_launch("GEMM (mma)");
+    launch_kernel(kernel, grid_for(tiles, launch, scaled ? 1 : 2), kThreads, launch, "GEMM (mma)", problem,
+                  tiles, order);
 }
 
 }  // namespace fp8flow::hopper::gemm

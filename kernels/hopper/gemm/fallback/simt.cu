@@ -9,7 +9,7 @@ namespace fp8flow::hopper::gemm {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kTileM = 64, kTileN = 128;  // 8x8 outputs a thread
+constexpr int kTileM = 64, kTileN = 128;  // 8x8 outputs per thread
 constexpr int kChunk = 32;                // contraction elements in shared memory; divides every scale block
 constexpr int kFragment = 8;
 static_assert(kTileM * kTileN == kThreads * kFragment * kFragment);
@@ -145,8 +145,8 @@ void launch_simt(const GemmProblem& problem, const Launch& launch) {
     const int64_t tiles = row_tiles_bound(problem, kTileM) * ceil_div(problem.n, kTileN);
     if (tiles == 0) return;
     constexpr int kPerSm = 2;  // CTAs that the register file holds
-    simt_kernel<<<grid_for(tiles, launch, kPerSm), kThreads, 0, stream_of(launch)>>>(problem, tiles);
-    check_launch("GEMM (simt)");
+    launch_kernel(simt_kernel, grid_for(tiles, launch, kPerSm), kThreads, launch, "GEMM (simt)", problem,
+                  tiles);
 }
 
 }  // namespace fp8flow::hopper::gemm

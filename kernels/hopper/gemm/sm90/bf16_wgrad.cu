@@ -142,7 +142,7 @@ public:
         }
         store_second(0);
         store_second(1);
-        if (threadIdx.x % kWarpSize == 0) bulk_wait_all();
+        if (threadIdx.x % kWarpSize == 0) bulk_wait<0>();
     }
 
 private:

@@ -234,7 +234,7 @@ struct StoreEpilogue {
     __device__ __forceinline__ void wait_read() const {}
     // Stores in flight read this CTA's shared memory.
     __device__ __forceinline__ void end() const {
-        if (threadIdx.x % 32 == 0) bulk_wait_all();
+        if (threadIdx.x % 32 == 0) bulk_wait<0>();
     }
 
 private:
@@ -355,7 +355,7 @@ public:
         if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
     }
     __device__ __forceinline__ void end() const {
-        if (threadIdx.x % 32 == 0) bulk_wait_all();
+        if (threadIdx.x % 32 == 0) bulk_wait<0>();
     }
 
 private:

@@ -132,7 +132,7 @@ public:
         store_second(0);
         store_second(1);
         d_.squares.finish(d_.p, previous_);
-        if (lane() == 0) bulk_wait_all();
+        if (lane() == 0) bulk_wait<0>();
     }
 
 private:

@@ -163,7 +163,6 @@ void launch_wgmma_fp8_wgrad_small(const GemmProblem& p, const StoredShape& a, co
     constexpr size_t kBytes = kSharedBytes<SmallStorage>;
     const auto kernel =
         p.a.dtype == DType::e5m2 ? small_wgrad_kernel<WgmmaE5m2> : small_wgrad_kernel<WgmmaE4m3>;
-    allow_shared_memory(kernel, kBytes, "shared memory of a GEMM");
     launch_pdl(kernel, grid_for(ceil_div(p.m, kRows) * ceil_div(p.n, kCols), how, 1), dim3(2 * kWarpgroup),
                kBytes, how, "GEMM (wgmma)", p, operand_map(p.a, a, kRows), operand_map(p.b, b, kCols));
 }

@@ -525,7 +525,6 @@ void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& 
     static_assert(kSharedBytes<Shared> <= kMaxSharedBytes);
     const int64_t tiles = row_tiles_bound(problem, kTileRows) * ceil_div(problem.n, kTileCols);
     if (tiles == 0) return;
-    allow_shared_memory(kernel, kSharedBytes<Shared>, "shared memory of a GEMM");
     launch_clusters(kernel, grid_for(tiles, launch, 1), kSharedBytes<Shared>, launch, "GEMM (wgmma)", problem,
                     maps...);
 }
