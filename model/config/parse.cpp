@@ -398,11 +398,13 @@ void resolve_config(Config& config) {
         precision.recipe = *base;
     }
     TrainingSpec& training = config.training;
-    if (training.lr_warmup_iters > training.train_iters) {
+    // A run that ends before lr_decay_iters is the first part of a longer one, and has its learning rates.
+    const int64_t longest = std::max(training.train_iters, training.lr_decay_iters);
+    if (training.lr_warmup_iters > longest) {
         config.warnings.push_back(
             fmt::format("training.lr_warmup_iters is {}, and the run has {} iterations: warm-up takes {}",
-                        training.lr_warmup_iters, training.train_iters, training.train_iters));
-        training.lr_warmup_iters = training.train_iters;
+                        training.lr_warmup_iters, longest, longest));
+        training.lr_warmup_iters = longest;
     }
     for (std::string& warning : warnings_of_changed_rules(config))
         config.warnings.push_back(std::move(warning));

@@ -123,6 +123,11 @@ TEST(Config, AWarmUpLongerThanTheRunShrinksWithAWarning) {
                   "training.lr_warmup_iters is 9, and the run has 5 iterations: warm-up takes 5"});
     EXPECT_TRUE(
         parse_config("training: {train_iters: 9, lr_warmup_iters: 9}\n", "t.yaml", rule).warnings.empty());
+    // The first 5 of 20 iterations have the learning rates of these 20.
+    const Config first =
+        parse_config("training: {train_iters: 5, lr_decay_iters: 20, lr_warmup_iters: 9}\n", "t.yaml", rule);
+    EXPECT_EQ(first.training.lr_warmup_iters, 9);
+    EXPECT_TRUE(first.warnings.empty());
 }
 
 // Files of versions that had another rule do not have the key.
