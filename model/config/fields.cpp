@@ -591,7 +591,7 @@ const ConfigField* find_leaf(std::string_view key) {
     return found == fields.end() ? nullptr : &*found;
 }
 
-const ConfigField& field_named(const std::string& name) {
+const ConfigField& field_named(std::string_view name) {
     const ConfigField* field = find_leaf(name.substr(name.find('.') + 1));
     FP8FLOW_CHECK(field != nullptr && field->name() == name, "no key {}", name);
     return *field;
