@@ -45,7 +45,7 @@ struct ConfigField {
 const std::vector<ConfigField>& config_fields();
 const std::vector<std::string>& config_sections();
 const ConfigField* find_field(std::string_view section, std::string_view key);
-const ConfigField* find_leaf(std::string_view key);       // leaf keys are unique over all sections
+const ConfigField* find_leaf(std::string_view key);     // leaf keys are unique over all sections
 const ConfigField& field_named(std::string_view name);  // "section.key", which exists
 
 // For an unknown key: "did you mean 'hidden_size'", the reason why a known feature is refused, or empty.
