@@ -88,6 +88,9 @@ constexpr const char* kInterleaved = "schedule.overlap_moe_expert_parallel_comm"
 constexpr const char* kNotInterleaved =
     "got true, want false with schedule.overlap_moe_expert_parallel_comm: true, which overlaps one "
     "micro-batch's exchange with the other's GEMMs";
+constexpr const char* kNoSkippedData =
+    "got a file, want none with training.on_divergence: rollback, which skips data, so that the last steps "
+    "read tokens that the file does not have";
 #define WHEN(condition) [](const Config& c) { return condition; }
 constexpr Clash kClashes[] = {
     {{"moe.moe_router_pre_softmax", "moe.moe_router_topk", kScore},
@@ -226,6 +229,12 @@ constexpr Clash kClashes[] = {
           (c.moe.moe_router_force_load_balancing || c.moe.moe_router_force_biased > 0)),
      "got a file, want none where moe_router_force_load_balancing or moe_router_force_biased sets the "
      "experts"},
+    {{"data.routing_path", "training.on_divergence"},
+     WHEN(!c.data.routing_path.empty() && c.training.on_divergence == OnDivergence::rollback),
+     kNoSkippedData},
+    {{"output.record_routing", "training.on_divergence"},
+     WHEN(!c.output.record_routing.empty() && c.training.on_divergence == OnDivergence::rollback),
+     kNoSkippedData},
     {{"validate.recipes"},
      WHEN(std::ranges::find(c.validate.recipes, Recipe::bf16) == c.validate.recipes.end()),
      "got a list without bf16, want bf16 in it: it is the baseline of every comparison"},

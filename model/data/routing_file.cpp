@@ -115,6 +115,8 @@ void RecordedRouting::make_file(const std::string& header, int64_t bytes, bool c
 }
 
 void RecordedRouting::write(size_t layer, int64_t sample, std::span<const int32_t> ids) {
+    FP8FLOW_CHECK(sample * shape_.seq_length < shape_.tokens, "sample {} of a file of {} tokens", sample,
+                  shape_.tokens);
     std::ranges::transform(ids, narrow_.begin(), [](int32_t id) { return static_cast<int16_t>(id); });
     const auto bytes = static_cast<int64_t>(narrow_.size() * sizeof(int16_t));
     write_at(header_.tensors[layer].begin + sample * bytes, narrow_.data(), bytes);

@@ -48,14 +48,16 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t data_fin
             "routing"));
 }
 
-void StepRouting::open(ProcessGroup& world, bool continues) {
+void StepRouting::open(ProcessGroup& world, const Start& start) {
     if (record_path_.empty() || recorded_) return;
+    RoutingShape shape = shape_;
+    shape.tokens += start.skipped_samples * shape.seq_length;
     // the others open what the first rank has made
     for (const bool makes_file : {true, false}) {
         if (makes_file == (world.rank() == 0))
-            recorded_.emplace(record_path_, shape_,
+            recorded_.emplace(record_path_, shape,
                               RecordedRouting::Options{
-                                  .makes_file = makes_file, .continues = continues, .recipe = recipe_});
+                                  .makes_file = makes_file, .continues = start.continues, .recipe = recipe_});
         world.barrier();
     }
 }

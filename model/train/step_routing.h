@@ -24,8 +24,13 @@ public:
     };
     StepRouting(Device& device, const Config& config, uint64_t data_fingerprint, const Sizes& sizes);
 
-    // Collective, before the first step: creates the file to record.
-    void open(ProcessGroup& world, bool continues);
+    // Collective, before the first step: creates the file to record. A run that skipped samples before
+    // (training.on_divergence: rollback) reads as many after those of train_iters.
+    struct Start {
+        bool continues = false;
+        int64_t skipped_samples = 0;
+    };
+    void open(ProcessGroup& world, const Start& start);
     // On the host: copies given ids into the slot.
     void fill(const data::Batcher::Range& samples, int64_t slot);
     // Where the routers of a micro-batch read given ids.

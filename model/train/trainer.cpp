@@ -410,7 +410,9 @@ void Trainer::launch(Flight& flight) {
     ops_->observe(timer.enabled() ? &timer : nullptr);
     exchange_->observe(timer.enabled() ? &timer : nullptr);
     if (flight.tensor_stats != nullptr) flight.tensor_stats->begin_iteration(flight.step + 1);
-    if (routing_) routing_->open(world_, flight.step > 0);
+    if (routing_)
+        routing_->open(world_, {.continues = flight.step > 0,
+                                .skipped_samples = first_batch_ * config_.training.global_batch_size});
     const Clock::time_point begin = Clock::now();
     const int64_t stops = ops_->device().num_synchronisations();
     for (Arena* arena : arenas()) arena->join();

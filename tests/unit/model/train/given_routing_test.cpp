@@ -80,6 +80,31 @@ TEST(GivenRouting, AnotherRecipeAndLayoutHasTheSameExperts) {
     EXPECT_GT(least, 0.8);
 }
 
+// After a rollback a run reads as many samples more as it skipped: its file has them, each layer in its
+// place.
+TEST(GivenRouting, ARunThatSkippedSamplesRecordsThoseThatItReads) {
+    const TemporaryFolder folder;
+    const Config config =
+        test_config(Recipe::bf16, with(kBase, {"output.record_routing=" + folder.path("a")}));
+    test::train(config, 1, {.steps = 4, .before_step = [](Trainer& trainer, ProcessGroup&, int64_t step) {
+                                if (step == 0) trainer.set_first_batch(2);
+                            }});
+    const SafetensorsFile file(folder.path("a"));
+    const auto batch = static_cast<size_t>(config.training.global_batch_size);
+    std::vector<uint8_t> recorded(6 * batch, 1);
+    std::fill_n(recorded.begin(), 2 * batch, uint8_t{0});
+    EXPECT_TRUE(std::ranges::equal(file.bytes(*file.find("recorded")), recorded));
+    const auto ids = file.bytes(*file.find("layers.2.moe.router.ids"));
+    EXPECT_TRUE(std::ranges::all_of(ids.first(ids.size() / 3), [](uint8_t byte) { return byte == 0; }));
+    for (const char* key : {"output.record_routing=a", "data.routing_path=a"})
+        expect_contains(error_of(ExitCode::usage,
+                                 [&] {
+                                     test_config(Recipe::bf16, {key, "training.on_divergence=rollback",
+                                                                "checkpoint.save_interval=1"});
+                                 }),
+                        "want none with training.on_divergence: rollback");
+}
+
 // A file of two samples of 4 tokens, top-2 of 8 experts in layers 0 and 2.
 struct Content {
     std::vector<int16_t> ids = {0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 0};
