@@ -156,7 +156,7 @@ private:
             copy("max_position_embeddings", "model.max_position_embeddings");
         if (family_.epsilon != nullptr) number(family_.epsilon, "model.norm_epsilon");
         if (present("initializer_range")) number("initializer_range", "model.init_method_std");
-        set("model.untie_embeddings_and_output_weights", !boolean("tie_word_embeddings", false),
+        set("model.untie_embeddings_and_output_weights", !boolean("tie_word_embeddings", family_.tied),
             "tie_word_embeddings");
     }
 
@@ -236,11 +236,12 @@ private:
         set("model.qk_layernorm", family_.reads_qk_norm ? boolean("use_qk_norm", norm) : norm, "model_type");
         if (family_.all_heads_norm) set("model.qk_layernorm_type", std::string("per_layer"), "model_type");
         copy("num_key_value_heads", "model.num_query_groups");
-        const int64_t heads = integer("num_attention_heads", 0);
-        if (present("head_dim"))
-            copy("head_dim", "model.kv_channels");
-        else if (heads > 0)
-            set("model.kv_channels", integer("hidden_size", 0) / heads, "num_attention_heads");
+        set("model.kv_channels", head_dim(), present("head_dim") ? "head_dim" : "num_attention_heads");
+    }
+    int64_t head_dim() {
+        const int64_t heads = std::max<int64_t>(1, integer("num_attention_heads", 1)),
+                      absent = family_.head_dim > 0 ? family_.head_dim : integer("hidden_size", 0) / heads;
+        return integer("head_dim", absent);
     }
 
     void latents(const HfLatent& absent) {
@@ -290,10 +291,8 @@ private:
     // Multipliers of embeddings, residuals, scores and logits become factors of weights.
     void granite() {
         const double embedding = real("embedding_multiplier", 1.0), logits = real("logits_scaling", 1.0),
-                     heads = static_cast<double>(std::max<int64_t>(1, integer("num_attention_heads", 1)));
-        const double depth = present("head_dim") ? static_cast<double>(integer("head_dim", 1))
-                                                 : static_cast<double>(integer("hidden_size", 0)) / heads;
-        const bool tied = boolean("tie_word_embeddings", false);
+                     depth = static_cast<double>(head_dim());
+        const bool tied = boolean("tie_word_embeddings", family_.tied);
         model_.folds.embedding = embedding;
         model_.folds.final_norm = 1 / (tied ? embedding * logits : logits);
         model_.folds.query = real("attention_multiplier", 1.0) * std::sqrt(depth);
@@ -318,7 +317,7 @@ private:
             set("model.rotary_base", fmt::format("{}", theta.get<double>()), "rope_theta");
         else
             problem("rope_theta", fmt::format("got {}, want a number", shown(theta)));
-        const auto head = static_cast<double>(std::max<int64_t>(1, integer("head_dim", 1)));
+        const auto head = static_cast<double>(std::max<int64_t>(1, head_dim()));
         if (!partial.is_null() && !partial.is_number())
             problem("partial_rotary_factor", fmt::format("got {}, want a number", shown(partial)));
         const double share = partial.is_number() ? partial.get<double>()

@@ -275,6 +275,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               ungrouped(f, 32, 4, 2, 1.0, nullptr);
               f.fp32_router = false;
+              f.tied = true;
               f.foreign = "most of its layers are convolutions";
               f.experts = "num_experts";
               f.dense_key = "num_dense_layers";
@@ -300,6 +301,7 @@ constexpr std::array kOfDeepSeekV3 = {
               f.experts = "num_experts";
               f.shared_key = "num_shared_experts";
               listed(f);
+              f.head_dim = 128;
               f.aliases[1] = kNumExperts;
               f.reads_norm = false;
               f.only[0] = {"mlp_bias", "false", "linear layers have no bias here"};
@@ -328,6 +330,7 @@ constexpr std::array kOfDeepSeekV3 = {
               without_groups(f, 128, 8, HfFamily::kNone, 1.0);
               whole(f, "SolarOpenForCausalLM", false);
               f.qkv_bias = false;
+              f.head_dim = 128;
           }),
 };
 
@@ -465,6 +468,7 @@ constexpr std::array kOthers = {
              .architecture = "MiniMaxM2ForCausalLM",
              .query_key_norm = true,
              .reads_attention_bias = false,
+             .head_dim = 128,
              .all_heads_norm = true,
              .rotary_percent = 1.0,
              .reads_rotary_dim = true,
@@ -534,6 +538,7 @@ constexpr std::array kOthers = {
     HfFamily{.type = "lara_mini",
              .models = "Lara-mini",
              .foreign = "most of its layers are linear attention",
+             .tied = true,
              .experts = "num_experts",
              .expert_width = "moe_intermediate_size",
              .shared_key = nullptr,
@@ -553,6 +558,7 @@ constexpr std::array kOthers = {
     HfFamily{.type = "cohere2_moe",
              .models = "Command A MoE",
              .foreign = "it uses LayerNorm, and attention with windows runs in parallel with the MoE layer",
+             .tied = true,
              .experts = "num_experts",
              .epsilon = "layer_norm_eps",
              .shared_key = "num_shared_experts",

@@ -65,6 +65,8 @@ struct HfFamily {
     // sequences of at most so many tokens. The indexer's own tensors are not imported. 0: none.
     int64_t index_topk = 0;
     bool query_key_norm = false, reads_attention_bias = true;
+    int64_t head_dim = 0;         // where it is left out; 0: hidden_size / num_attention_heads
+    bool tied = false;            // tie_word_embeddings, where it is left out
     bool reads_qk_norm = false;   // use_qk_norm may say otherwise
     bool all_heads_norm = false;  // that norm is over all heads of a token
     // attention_bias, or the key of another name, is of queries, keys and values alone; its value where it is

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -304,12 +305,29 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
 
 namespace {
 
+bool are_equal(const WeightFolds& a, const WeightFolds& b) {
+    const auto values = [](const WeightFolds& f) {
+        return std::array{f.embedding, f.final_norm, f.query, f.residual, f.mlp_output};
+    };
+    return values(a) == values(b);
+}
+
 // Lines on the differences between a config.json next to the weights and the configuration: a model with
 // another RoPE or norm would load and be wrong.
 std::vector<std::string> differences(const ImportedModel& imported, const Config& config) {
     std::vector<std::string> lines;
+    ImportedModel of_any_length = imported;
+    of_any_length.unscaled_length = 0;
     const Config theirs = parse_config(fmt::format("model: {{seq_length: {}}}", config.model.seq_length),
-                                       "config.json", {}, std::nullopt, imported);
+                                       "config.json", {}, std::nullopt, of_any_length);
+    if (imported.unscaled_length > 0 && config.model.seq_length > imported.unscaled_length)
+        lines.push_back(
+            fmt::format("warning: {}: rope_type dynamic changes frequencies of more than {} tokens there, "
+                        "model.rope_type is {} here",
+                        imported.name, imported.unscaled_length, field_named("model.rope_type").get(config)));
+    if (!config.imported.empty() && !are_equal(imported.folds, config.folds))
+        lines.push_back(fmt::format("warning: {}: multipliers are those of {}, and others there",
+                                    imported.name, config.imported));
     for (const ConfigSetting& setting : imported.settings) {
         const ConfigField& field = field_named(setting.key);
         const bool same = setting.key == "model.moe_layer_freq"
@@ -405,7 +423,7 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
             "it with --hf-config, for embedding_multiplier, attention_multiplier, residual_multiplier and "
             "logits_scaling",
             path);
-    names.folds = imported.folds;
+    names.folds = config.imported.empty() ? imported.folds : config.folds;
     const std::set<std::string> later = later_layers(set, names, imported),
                                 indexer = indexers(set, names, imported);
     std::set<std::string> ignored = later;

@@ -651,6 +651,23 @@ TEST(HfConfig, ScaledFrequenciesAreRead) {
     EXPECT_EQ(c.model.rope.original_max_position_embeddings, 32);
 }
 
+TEST(HfConfig, HeadDimAndTiedEmbeddingsThatAreLeftOut) {
+    for (const HfFamily& one : hf_families()) {
+        if (one.refused != nullptr || std::string("kimi_k2 dbrx").find(one.type) != std::string::npos)
+            continue;
+        SCOPED_TRACE(one.type);
+        const bool wide = std::string("hy_v3 solar_open minimax_m2").find(one.type) != std::string::npos,
+                   tied = std::string("lara_mini cohere2_moe lfm2_moe").find(one.type) != std::string::npos;
+        const Json whole = family(one.type);
+        const Config c = config_of(changed(whole.value("text_config", whole), R"("head_dim": null,
+            "tie_word_embeddings": null, "hidden_size": 1024, "num_attention_heads": 16,
+            "num_key_value_heads": 16)"));
+        EXPECT_EQ(c.model.untie_embeddings_and_output_weights, !tied);
+        if (!c.model.attention || c.model.multi_latent_attention) continue;
+        EXPECT_EQ(c.model.kv_channels, wide ? 128 : 64);
+    }
+}
+
 // Frequencies of dynamic follow the length of the sequence, beyond that of the model.
 TEST(HfConfig, DynamicFrequenciesEndWithTheModelsLength) {
     const auto read = [](const std::string& length, const std::string& yaml) {

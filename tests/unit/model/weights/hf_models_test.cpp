@@ -445,6 +445,19 @@ TEST(HfModels, WeightsOfGraniteNeedAConfigJson) {
         const float before = at(targets_of(model.model())[0].values, 0);
         load_model(folder.path("hf"), config, model.model(), device);
         EXPECT_EQ(at(targets_of(model.model())[0].values, 0), 2 * round_bf16(before));
+        // as all other settings, those of --hf-config come before those next to the weights
+        config.family = "granitemoe";
+        auto json = nlohmann::json::parse(hf_config_of(config, ExportFormat::bf16));
+        json["rope_parameters"] = {
+            {"rope_type", "dynamic"}, {"rope_theta", config.model.rotary_base}, {"factor", 2.0}};
+        json["max_position_embeddings"] = config.model.seq_length - 1;
+        folder.write("hf/config.json", json.dump());
+        std::string lines;
+        for (const std::string& line : load_model(folder.path("hf"), config, model.model(), device))
+            lines += line + "\n";
+        expect_contains(lines, "multipliers are those of elsewhere");
+        expect_contains(lines, "rope_type dynamic changes frequencies of more");
+        EXPECT_EQ(at(targets_of(model.model())[0].values, 0), 2 * round_bf16(before));
     });
 }
 
