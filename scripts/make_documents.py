@@ -162,7 +162,7 @@ def headline():
                        {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}))
     arms = {arm["arm"]: arm for arm in load(LOSSES)["arms"]}
     losses = {recipe: statistics.mean(arms[recipe]["losses"]) for recipe in ("bf16", "fp8_flow")}
-    rows.append(row(f"loss after 100 M tokens, 64 experts, mean of {len(arms['bf16']['losses'])} seeds", "{:.4f}", losses,
+    rows.append(row(f"training loss in nats per byte at 100 M tokens, 64 experts, mean of {len(arms['bf16']['losses'])} seeds", "{:.4f}", losses,
                     interval(arms["fp8_flow"]["training_difference"], 2)))
     return table(rows, *names, WHOLE_MODEL, LOSSES)
 

@@ -201,9 +201,9 @@ void Runner::add_ceiling(Row& row, const Case& what) {
     if (seconds <= 0) return;
     row.ceiling_seconds = seconds;
     if (bound.wire >= std::max(bound.traffic, bound.gemms))
-        row.ceiling = fmt::format("{:.0f} GB/s wire", work.wire_bytes / seconds * 1e-9);
+        row.ceiling = fmt::format("{:.1f} GB/s wire", work.wire_bytes / seconds * 1e-9);
     else if (bound.traffic >= bound.gemms)
-        row.ceiling = fmt::format("{:.0f} GB/s", work.bytes / seconds * 1e-9);
+        row.ceiling = fmt::format("{:.1f} GB/s", work.bytes / seconds * 1e-9);
     else
         row.ceiling = fmt::format("{:.4g} TFLOP/s {}", work.flops / seconds * 1e-12,
                                   work.unit == Unit::fp8_mma ? "FP8" : "BF16");

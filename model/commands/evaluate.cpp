@@ -152,6 +152,7 @@ nlohmann::ordered_json json_of(const std::vector<Result>& results) {
              {"windows", r.windows},
              {"tokens", r.tokens},
              {"loss", r.nats},
+             {"perplexity", std::exp(r.nats)},
              {"bits_per_byte", r.bits_per_byte ? nlohmann::ordered_json(*r.bits_per_byte) : nullptr},
              {"next_token_accuracy", r.accuracy}});
     return rows;

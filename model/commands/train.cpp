@@ -128,7 +128,7 @@ private:
 
     void on_step(const StepResult& result, const StepValues& values) override {
         const int64_t iteration = result.step + 1;
-        eta_->step_done(result.seconds);
+        eta_->step_done(result.seconds, clock_seconds());
         wire_ += result.wire.total();
         ++reported_;
         if (!result.skipped.empty()) {
@@ -181,6 +181,7 @@ private:
                                                              .held_out = records_.held_out(),
                                                              .floor = data_->entropy_floor_nats(),
                                                              .steps_done = trainer_->steps_done(),
+                                                             .first_step = first_step_,
                                                              .seconds = seconds,
                                                              .tokens_per_second = tokens_read() / seconds,
                                                              .last = last_,

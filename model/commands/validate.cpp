@@ -166,7 +166,7 @@ private:
     // "fp8_flow       | iteration   12/  100 | lm loss 3.2428 | relative error 0.0630 % | ETA 0:01:20"
     void on_step(const StepResult& result, const StepValues&) override {
         const int64_t iteration = result.step + 1, iterations = config_.training.train_iters;
-        run_.eta_->step_done(result.seconds);
+        run_.eta_->step_done(result.seconds, clock_seconds());
         if (iteration % config_.output.log_interval != 0 && iteration != iterations) return;
         std::string error;
         if (base_.size() >= static_cast<size_t>(iteration)) {

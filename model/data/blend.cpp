@@ -82,6 +82,16 @@ int64_t BlendedSource::samples_per_epoch(Split split) const {
     return least;
 }
 
+std::optional<double> BlendedSource::bytes_per_token() const {
+    double bytes = 0;
+    for (size_t p = 0; p < parts_.size(); ++p) {
+        const auto own = parts_[p].source->bytes_per_token();
+        if (!own) return std::nullopt;
+        bytes += share(p) * *own;
+    }
+    return bytes;
+}
+
 std::string BlendedSource::description() const {
     std::vector<std::string> texts;
     for (size_t p = 0; p < parts_.size(); ++p)

@@ -33,6 +33,8 @@ public:
     int64_t num_tokens(Split split) const override;
     // Until the first source is read once; 0 where one has no such part.
     int64_t samples_per_epoch(Split split) const override;
+    // Its windows have the shares of the sources.
+    std::optional<double> bytes_per_token() const override;
     std::string description() const override;
     std::string epochs_text(int64_t samples) const override;
     std::vector<std::string> warnings() const override;

@@ -19,13 +19,6 @@ int64_t attention_parameters(const ModelSpec& model) {
     return sum;
 }
 
-// Gate, up and down projection.
-int64_t ffn_weights(int64_t hidden, int64_t width) { return 3 * hidden * width; }
-int64_t shared_expert_weights(const Config& config) {
-    return ffn_weights(config.model.hidden_size, config.moe.moe_shared_expert_intermediate_size) +
-           (config.moe.moe_shared_expert_gate ? config.model.hidden_size : 0);
-}
-
 // log of the binomial coefficient.
 double log_choose(int64_t n, int64_t k) {
     return std::lgamma(f64(n) + 1) - std::lgamma(f64(k) + 1) - std::lgamma(f64(n) - f64(k) + 1);
@@ -134,6 +127,7 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
         found->per_rank += of.per_rank * count;
         const int64_t trained = is_frozen(freeze, name) ? 0 : 1, tensors = count > 0 ? 1 : 0;
         found->trained += trained * of.per_rank * count;
+        found->active_trained += trained * of.active * count;
         found->tensors += tensors;
         found->trained_tensors += trained * tensors;
     };
@@ -179,21 +173,19 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
 
 std::vector<FlopPart> count_flops(const Config& config) {
     const ModelSpec& m = config.model;
-    const int64_t moe_layers = num_moe_layers(config), dense_layers = m.num_layers - moe_layers;
-    const double expert = f64(ffn_weights(m.hidden_size, config.moe.moe_ffn_hidden_size));
-    const double keys = (f64(m.seq_length) + 1) / 2;
+    const std::vector<ParameterPart> parameters = count_parameters(config);
     std::vector<FlopPart> parts;
-    const auto add = [&](const char* part, double multiply_adds) {
-        parts.push_back({part, 2 * multiply_adds, 4 * multiply_adds});
+    const auto add = [&](const char* part, std::string_view weights) {
+        const auto& of = *std::ranges::find(parameters, weights, &ParameterPart::part);
+        parts.push_back({part, 2 * f64(of.active), 2 * f64(of.active) + 2 * f64(of.active_trained)});
     };
-    add("attention projections", f64(m.num_layers) * f64(attention_parameters(m)));
-    add("attention core (causal)",
-        m.attention ? f64(m.num_layers) * f64(m.num_attention_heads * (m.qk_dim() + m.v_dim())) * keys : 0);
-    add("router", f64(moe_layers) * f64(m.hidden_size) * f64(config.moe.num_experts));
-    add("experts", f64(moe_layers) * f64(config.moe.moe_router_topk) * expert);
-    add("shared expert", f64(moe_layers) * f64(shared_expert_weights(config)));
-    add("dense FFN", f64(dense_layers) * f64(ffn_weights(m.hidden_size, m.ffn_hidden_size)));
-    add("head", f64(m.padded_vocab_size) * f64(m.hidden_size));
+    add("attention projections", "attention");
+    const double keys = (f64(m.seq_length) + 1) / 2;
+    const double core =
+        m.attention ? f64(m.num_layers) * f64(m.num_attention_heads * (m.qk_dim() + m.v_dim())) * keys : 0;
+    parts.push_back({"attention core (causal)", 2 * core, 4 * core});
+    for (const char* part : {"router", "experts", "shared expert", "dense FFN"}) add(part, part);
+    add("head", m.untie_embeddings_and_output_weights ? "head" : "embedding");
     return parts;
 }
 

@@ -276,7 +276,9 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
 namespace {
 
 double saved_bytes(const Config& config, const RecomputeSpec& recompute, double rows, double received) {
-    double bytes = 0;
+    const double hidden = f64(config.model.hidden_size), plain = 2, word = 4;
+    // the final norm: input, output, 1/rms
+    double bytes = f64(tokens_of(config)) * (2 * plain * hidden + word);
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
         const SavedBytes saved = saved_activation_bytes(config, layer, recompute);
         bytes +=
@@ -290,6 +292,18 @@ double reserved_bytes(const Config& config) {
 }
 double used_bytes(const Config& config, const RecomputeSpec& recompute) {
     return saved_bytes(config, recompute, balanced_rows(config), expected_received_rows(config));
+}
+
+// Bytes per token of the layer that runs forward again as a whole; its rows count in the MoE workspace.
+double rerun_token_bytes(const Config& config) {
+    RecomputeSpec kept = config.recompute;
+    kept.moe = false;
+    if (kept.recompute_granularity == RecomputeGranularity::full) kept = {};
+    double most = 0;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+        most = std::max(most, saved_activation_bytes(config, layer, kept).per_token -
+                                  saved_activation_bytes(config, layer, config.recompute).per_token);
+    return most;
 }
 
 // Elements of masters that are gathered together: of weights with FP8 copies that ranks share the state of.
@@ -347,11 +361,11 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     };
     const Held& with_moments = training.freeze.keeps_moments ? all : trained;
     const auto of = [&](const Held& held) {
-        return fmt::format("{:.4g} B {}parameters here", (held.dense + held.experts) / 1e9,
+        return fmt::format("{:.0f} {}parameters here", held.dense + held.experts,
                            &held == &all || training.freeze.names.empty() ? "" : "trained ");
     };
     const auto of_owned = [&](const Held& held) {
-        return divided ? fmt::format("{:.4g} B parameters, this rank's slices", owned(held) / 1e9) : of(held);
+        return divided ? fmt::format("{:.0f} parameters, this rank's slices", owned(held)) : of(held);
     };
     std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
@@ -364,8 +378,8 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
          moments * owned(with_moments), fmt::format("{:.0f} bytes x {}", moments, of_owned(with_moments))},
         bf16_gradients
             ? MemoryItem{"main gradients (BF16)", main_grads,
-                         fmt::format("2 bytes x {:.4g} B of routed experts{}, 4 x others",
-                                     trained.experts / 1e9, by_source)}
+                         fmt::format("2 bytes x {:.0f} of routed experts{}, 4 x others", trained.experts,
+                                     by_source)}
             : MemoryItem{"main gradients (FP32)", main_grads,
                          "4 bytes x " + of(trained) + (sources > 1 ? ", experts" + by_source.substr(1) : "")},
         {"saved activations", in_flight * reserved_bytes(config),
@@ -379,12 +393,14 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
          "two sets of all that other ranks read or write"},
     };
     if (const double gathered = divided ? gathered_masters(config, gpus) : 0; gathered > 0)
-        items.push_back(
-            {"gathered master", 4 * gathered,
-             fmt::format("4 bytes x {:.4g} M, weights with FP8 copies at a time", gathered / 1e6)});
+        items.push_back({"gathered master", 4 * gathered,
+                         fmt::format("4 bytes x {:.0f}, weights with FP8 copies at a time", gathered)});
     if (config.schedule.moe_shared_expert_overlap && has_moe &&
         config.moe.moe_shared_expert_intermediate_size > 0)
         items.push_back(side_stream(config));
+    if (const double again = rerun_token_bytes(config); again > 0)
+        items.push_back({"workspace, layer run again", tokens * again,
+                         fmt::format("{:.0f} tokens x {:.0f} bytes, without its rows", tokens, again)});
     const double delayed = delayed_row_bytes(config);
     const int64_t waiting = std::min(config.precision.moe_wgrad_micro_batches, micro_batches) - 1;
     if (delayed > 0 && waiting > 0)

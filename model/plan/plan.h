@@ -21,6 +21,7 @@ struct ParameterPart {
     int64_t active = 0;    // that one token uses
     int64_t per_rank = 0;  // of one GPU: experts divided by expert_model_parallel_size, all else replicated
     int64_t trained = 0;   // of these, without what training.freeze names
+    int64_t active_trained = 0;  // of active, likewise
     int64_t tensors = 0, trained_tensors = 0;
 };
 
@@ -29,7 +30,7 @@ struct ParameterPart {
 struct FlopPart {
     std::string part;
     double forward = 0;
-    double backward = 0;  // twice forward: one GEMM for each operand's gradient; without recomputation
+    double backward = 0;  // a GEMM for each operand's gradient, not of frozen weights; without recomputation
     double both() const { return forward + backward; }
 };
 

@@ -241,7 +241,8 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     if (const auto joined = joining_of(c.config, c.gpus, gpu))
         out += fmt::format(
             "Weight gradients of {} micro-batches in one GEMM (moe_wgrad_micro_batches{}):\n"
-            "  layer {:.2f} -> {:.2f} ms ({:.3f} x), saved and waiting rows {:.2f} -> {:.2f} GiB per layer\n",
+            "  layer {:.2f} -> {:.2f} ms ({:.3f} x the time), saved and waiting rows {:.2f} -> {:.2f} GiB "
+            "per layer\n",
             joined->micro_batches, joined->used ? ", in use" : "", joined->layer_single * 1e3,
             joined->layer_joined * 1e3, joined->layer_joined / joined->layer_single,
             gibibytes(joined->bytes_single), gibibytes(joined->bytes_joined));

@@ -56,9 +56,10 @@ MemoryUse memory_of(const Trainer& trainer, int64_t activations) {
 
 std::string memory_text(const MemoryUse& memory) {
     const auto text = [](int64_t bytes) { return format_bytes(f64(bytes)); };
-    return fmt::format("{} of parameters, {} saved for backward, {} of workspace reserved",
-                       text(sum_of(memory.parameters)), text(memory.saved_reserved),
-                       text(memory.workspace.reserved));
+    return fmt::format(
+        "{} of parameters, gradients, moments; reserved: {} for saved activations ({} used), {} of workspace",
+        text(sum_of(memory.parameters)), text(memory.saved_reserved), text(memory.saved_used),
+        text(memory.workspace.reserved));
 }
 
 void RedoneSteps::add(const StepResult& result) {
@@ -126,7 +127,7 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
 }
 
 std::string counted(int64_t count, std::string_view noun) {
-    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
 }
 
 std::string run_name(const std::string& config_path, const std::string& hf_config) {

@@ -73,6 +73,7 @@ TEST_F(TrainedOnAPeriod, EvaluationIsThatOfTheRunOnAnyRanks) {
         EXPECT_NEAR(all.at("loss").get<double>(), of_run, ranks == 2 ? 1e-6 : 1e-3);
         EXPECT_NEAR(all.at("bits_per_byte").get<double>(), all.at("loss").get<double>() / std::log(2), 1e-9);
         EXPECT_GT(all.at("next_token_accuracy").get<double>(), 0.9);
+        EXPECT_DOUBLE_EQ(all.at("perplexity").get<double>(), std::exp(all.at("loss").get<double>()));
     }
     const CommandResult in_run = succeeded(run(2, {"evaluate", "run", "--quiet"}));
     expect_contains(in_run.out, "weights " + folder_->path("run/checkpoints/"));

@@ -142,8 +142,10 @@ std::string train_page(const RunTitle& title, const TrainResult& run) {
         curves.push_back(curve(run.held_out, {{"name", "held out"}, {"points", true}}));
     }
     if (run.floor) lines.push_back({{"name", "entropy of the source"}, {"y", *run.floor}});
-    page.fact("time", format_duration(run.seconds));
-    page.fact("tokens per second, all ranks", format_si(run.tokens_per_second));
+    const std::string part =
+        run.first_step > 0 ? fmt::format(", from iteration {} on", run.first_step + 1) : "";
+    page.fact("time" + part, format_duration(run.seconds));
+    page.fact("tokens per second, all ranks" + part, format_si(run.tokens_per_second));
     page.set("loss", json::array({{{"title", "nats per token"},
                                    {"x_label", "iteration"},
                                    {"series", std::move(curves)},

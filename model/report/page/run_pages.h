@@ -23,6 +23,7 @@ struct TrainResult {
     const Series &losses, &held_out;   // over iterations, nats
     std::optional<double> floor = {};  // entropy of the source
     int64_t steps_done = 0;
+    int64_t first_step = 0;                     // of this start; the next two are from it on
     double seconds = 0, tokens_per_second = 0;  // all ranks
     const StepResult& last;
     const MemoryUse& memory;

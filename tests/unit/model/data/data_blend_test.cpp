@@ -30,6 +30,10 @@ public:
         tokens[1] = static_cast<int32_t>(index);
     }
 
+    std::optional<double> bytes_per_token() const override {  // known of the first two
+        return windows_ < 300 ? std::optional(static_cast<double>(windows_) / 100) : std::nullopt;
+    }
+
 private:
     int64_t windows_;
 };
@@ -80,6 +84,8 @@ TEST(Blend, SaysHowOftenEachSourceIsRead) {
     EXPECT_EQ(source.description(),
               "blend, each source read again after its last window: 75 % 100 (counted); 25 % 200 (counted)");
     EXPECT_EQ(source.epochs_text(400), "3 epochs of 100, 0.5 epochs of 200");
+    EXPECT_EQ(source.bytes_per_token(), 0.75 * 1 + 0.25 * 2);
+    EXPECT_EQ(blend({1, 1, 1}).bytes_per_token(), std::nullopt);
     EXPECT_EQ(source.samples_per_epoch(Split::train), 133);  // then the first is exhausted
     EXPECT_EQ(source.samples_per_epoch(Split::held_out), 0);
     EXPECT_NE(source.fingerprint(), blend({3, 2}).fingerprint());

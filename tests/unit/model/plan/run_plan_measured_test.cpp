@@ -7,6 +7,7 @@
 #include "model/plan/plan.h"
 
 #include "kernels/reference/reference_ops.h"
+#include "tests/support/training.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -202,6 +203,32 @@ TEST_P(MeasuredPlan, BytesWithLatentAttention) {
         SCOPED_TRACE(fmt::format("{} {}", recipe_name(GetParam()), bits));
         expect_bytes(config);
     }
+}
+
+// Of a whole run: the final norm too, and the layer that runs forward again in the backward pass.
+TEST(MeasuredRun, SavedBytesAreThoseOfTheRun) {
+    for (const char* layers : {"[0, 0]", "[1, 1]"})
+        for (const char* modules : {"none", "full", "moe"}) {
+            const bool moe = std::string_view(modules) == "moe";
+            if (moe && layers == std::string_view("[0, 0]")) continue;
+            SCOPED_TRACE(fmt::format("layers {}, recompute {}", layers, modules));
+            std::vector<std::string> keys = {fmt::format("model.moe_layer_freq={}", layers)};
+            keys.push_back(fmt::format("recompute.recompute_granularity={}", moe ? "selective" : modules));
+            if (moe) keys.emplace_back("recompute.recompute_modules=[moe]");
+            const Config config = test::test_config(Recipe::bf16, keys);
+            const RunPlan plan = make_plan(config, 1);
+            const double again = saved_activation_bytes(config, 0, {}).per_row -
+                                 saved_activation_bytes(config, 0, config.recompute).per_row;
+            const double planned = plan.saved_reserved + plan.row_capacity * again +
+                                   bytes_of(plan.memory, "workspace, layer run again");
+            double measured = 0;
+            const auto look = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
+                if (step == 0) return;
+                for (const auto& [name, bytes] : trainer.saved_bytes()) measured += f64(bytes);
+            };
+            test::train(config, 1, {.steps = 1, .before_step = look});
+            EXPECT_NEAR(planned, measured, 0.01 * measured + 8192);
+        }
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, MeasuredPlan, testing::ValuesIn(kRecipes),

@@ -122,6 +122,28 @@ TEST(RunPlan, FlopsPerTokenByHand) {
     EXPECT_EQ(forward.at("head"), 2.0 * 256 * 384);
 }
 
+// A frozen weight has no gradient: its GEMM does not count. One of two layers is MoE; the head is tied.
+TEST(RunPlan, FrozenWeightsHaveNoGradientFlops) {
+    const Config all = parse_config(
+        "model: {num_layers: 2, hidden_size: 256, moe_layer_freq: [0, 1], num_attention_heads: 4, "
+        "num_query_groups: 2, kv_channels: 64, untie_embeddings_and_output_weights: false}\n"
+        "moe: {num_experts: 8, moe_router_topk: 2, moe_ffn_hidden_size: 128}",
+        "t");
+    const auto removed = [&](std::vector<std::string> names) {
+        Config config = all;
+        config.training.freeze.names = std::move(names);
+        EXPECT_EQ(sum_of(count_flops(config), &FlopPart::forward),
+                  sum_of(count_flops(all), &FlopPart::forward));
+        return sum_of(count_flops(all), &FlopPart::backward) -
+               sum_of(count_flops(config), &FlopPart::backward);
+    };
+    EXPECT_EQ(removed({"router"}), 2.0 * 256 * 8);
+    EXPECT_EQ(removed({"experts.linear_fc1"}), 2.0 * 2 * 2 * 128 * 256);
+    EXPECT_EQ(removed({"layers.0.self_attention.linear_proj"}), 2.0 * 256 * 256);
+    EXPECT_EQ(removed({"word_embeddings"}), 2.0 * 256 * 384);
+    EXPECT_EQ(removed({"norm"}), 0);
+}
+
 // The published bytes per routed row of DeepSeek-V3's shape: H 7168, F 2048.
 TEST(RunPlan, SavedBytesPerRoutedRow) {
     const Config config = shipped("layer_deepseek_v3.yaml");
@@ -303,8 +325,9 @@ TEST(RunPlan, MemoryByCategory) {
     EXPECT_EQ(bytes.at("logits and their gradient"), 64 * 256 * 6);
     const double rows = 512;  // 2 ranks x 64 tokens x 2, two experts' pads of 127, up to a multiple of 128
     const double norm = 2 * 128 + 128 + 1, plan = 2 * (2 * 4 * 2 + 4 * (2 + 2)), router = 4 * (4 + 2 * 2);
+    const double last = 2 * 2 * 128 + 4;  // the final norm's input, output and 1/rms
     EXPECT_EQ(bytes.at("saved activations"),
-              rows * (132 + 4 * 128 + 132 + 8) + 64 * (2 * 128 + 4 + norm + router + plan));
+              rows * (132 + 4 * 128 + 132 + 8) + 64 * (2 * 128 + 4 + norm + router + plan + last));
     const Config bf16 = with_recipe(config, Recipe::bf16);
     std::map<std::string, double> plain;
     for (const auto& item : make_plan(bf16, 2).memory) plain[item.category] = item.bytes;

@@ -32,5 +32,16 @@ TEST(Eta, FollowsAChangeWithinItsWindowAndDampsASinglePeak) {
     EXPECT_NEAR(*eta.seconds_left(), 99 * 3.0, 1e-1);
 }
 
+TEST(Eta, CountsWhatComesBetweenTheSteps) {
+    EtaEstimator eta(20);
+    double now = 1000.0;  // of the first step
+    eta.step_done(9.0, now);
+    for (int i = 2; i <= 11; ++i) {
+        now += 2.0 + (i % 5 == 0 ? 5.0 : 0.0);  // an evaluation every five steps
+        eta.step_done(2.0, now);
+    }
+    EXPECT_NEAR(*eta.seconds_left(), 9 * (2.0 + 1.0), 1e-9);
+}
+
 }  // namespace
 }  // namespace fp8flow

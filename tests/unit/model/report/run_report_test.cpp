@@ -99,5 +99,18 @@ TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
               "a step\nexchange: y\nwarning: x\nanother step\ndone: 2\n");
 }
 
+TEST(RunReport, PluralsAndReservedMemory) {
+    EXPECT_EQ(counted(1, "micro-batch"), "1 micro-batch");
+    EXPECT_EQ(counted(2, "micro-batch"), "2 micro-batches");
+    EXPECT_EQ(counted(2, "rank"), "2 ranks");
+    MemoryUse memory;
+    memory.parameters = {{"master", 1024}, {"moments", 2048}};
+    memory.saved_reserved = 4096;
+    memory.saved_used = 1024;
+    EXPECT_EQ(memory_text(memory),
+              "3.00 KiB of parameters, gradients, moments; reserved: 4.00 KiB for saved "
+              "activations (1.00 KiB used), 0 B of workspace");
+}
+
 }  // namespace
 }  // namespace fp8flow
