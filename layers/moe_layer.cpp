@@ -164,7 +164,7 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
     auto timed = ctx.stage("plan", wire);
     const int64_t ranks = ctx.exchange.size(), slots = ctx.tokens_per_rank, topk = moe_.moe_router_topk;
     TensorView all_ids, all_probs;
-    if (ranks == 1) {  // nothing to gather
+    if (ranks == 1 && ctx.tokens == slots) {  // nothing to gather
         all_ids = saved.route.ids.reshape({1, slots, topk});
         all_probs = saved.route.probs.reshape({1, slots, topk});
     } else {

@@ -38,8 +38,8 @@ protected:
         return text;
     }
     static CommandResult run(int ranks, Texts line) {
-        line.insert(line.end(), {"--backend", "reference", "--set",
-                                 "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
+        line.insert(line.begin() + 1, {"--backend", "reference", "--set",
+                                       "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
         return ranks == 1 ? fp8flow_alone(line, folder_->path())
                           : fp8flow_on_ranks(ranks, line, folder_->path());
     }
@@ -115,6 +115,11 @@ TEST_F(TrainedOnAPeriod, ASeedGivesTheSameTokensOnAnyRanks) {
     const Texts drawn = {"--tokens", "98,99", "--temperature", "3", "--seed", "5"};
     const std::string alone = generated(1, drawn);
     for (const int ranks : {2, 4}) EXPECT_EQ(generated(ranks, drawn), alone) << ranks;
+    // A rank, or all that share the experts, without a token.
+    for (const int experts : {1, 2}) {
+        const std::string shared = fmt::format("parallel.expert_model_parallel_size={}", experts);
+        EXPECT_EQ(generated(2 * experts, with(drawn, {"--set", shared})), alone) << experts;
+    }
     EXPECT_NE(generated(1, {"--tokens", "98,99", "--temperature", "3", "--seed", "6"}), alone);
 }
 
