@@ -18,13 +18,6 @@ namespace fp8flow {
 
 namespace {
 
-TensorView shaped(const ParameterSpec& spec, DType dtype, const char* category, Arena& arena) {
-    const int64_t* s = spec.shape;
-    if (spec.rank == 1) return arena.tensor(dtype, {s[0]}, category);
-    if (spec.rank == 2) return arena.tensor(dtype, {s[0], s[1]}, category);
-    return arena.tensor(dtype, {s[0], s[1], s[2]}, category);
-}
-
 bool is_part(const std::string& part, const std::string& name) {
     return ::fnmatch(("*" + part + "*").c_str(), name.c_str(), 0) == 0;
 }
@@ -93,16 +86,13 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     if (!p.frozen) cut = next_cut(cut, p.numel(), p.shard.size, gradient_alignment(spec.expert));
     p.slice = p.shards[static_cast<size_t>(p.shard.rank)].front();
     const bool here = masters_ == Masters::own;
-    if (here && p.is_sharded())
-        allocate_shard(p);
-    else if (here)
-        allocate_whole(p);
+    if (here) allocate_state(p);
     const WeightFormat& format = spec.format;
     if (format.plain && spec.plain_dtype == DType::f32 && !p.is_sharded() && here) {
         p.plain = p.master;
     } else if (format.plain) {
         Arena& arena = arena_of_plain_copy(p);
-        p.plain = shaped(spec, spec.plain_dtype, "copies", arena);
+        p.plain = shaped_as(spec, arena.tensor(spec.plain_dtype, {p.numel()}, "copies"));
         p.plain_chunk = arena.mark().chunk;
     }
     if (format.fp8_layout != ScaleLayout::none) {
@@ -123,18 +113,16 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     return p;
 }
 
-void ParameterStore::allocate_whole(Parameter& p) {
-    p.master = shaped(p.spec, DType::f32, "master", arena_);
+// Of this rank's slice: flat if it is not the whole parameter.
+void ParameterStore::allocate_state(Parameter& p) {
+    const auto allocate = [&](DType dtype, const char* category) {
+        const TensorView values = arena_.tensor(dtype, {p.slice.count}, category);
+        return p.is_sharded() ? values : shaped_as(p.spec, values);
+    };
+    p.master = allocate(DType::f32, "master");
     if (!p.has_moments) return;
-    p.m = shaped(p.spec, state_dtype(dtypes_.exp_avg_dtype), "moments", arena_);
-    p.v = shaped(p.spec, state_dtype(dtypes_.exp_avg_sq_dtype), "moments", arena_);
-}
-
-void ParameterStore::allocate_shard(Parameter& p) {
-    p.master = arena_.tensor(DType::f32, {p.slice.count}, "master");
-    if (!p.has_moments) return;
-    p.m = arena_.tensor(state_dtype(dtypes_.exp_avg_dtype), {p.slice.count}, "moments");
-    p.v = arena_.tensor(state_dtype(dtypes_.exp_avg_sq_dtype), {p.slice.count}, "moments");
+    p.m = allocate(state_dtype(dtypes_.exp_avg_dtype), "moments");
+    p.v = allocate(state_dtype(dtypes_.exp_avg_sq_dtype), "moments");
 }
 
 int64_t ParameterStore::gradient_alignment(bool expert) const {

@@ -195,8 +195,7 @@ public:
 
 private:
     void check_frozen() const;
-    void allocate_whole(Parameter& parameter);
-    void allocate_shard(Parameter& parameter);
+    void allocate_state(Parameter& parameter);
     void allocate_squares();
     void allocate_unread_gradients();
     // Of a sharded parameter's plain copy: expert or dense, and dtype.

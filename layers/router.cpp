@@ -32,8 +32,7 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     state_ = std::make_unique<Arena>(device, "router state");
     counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");
     losses_ = state_->tensor(DType::f32, {op::kRouterLosses}, "router");
-    const auto& types = moe.moe_router_load_balancing_type;
-    if (std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end())
+    if (moe.balances_by(BalancingLoss::global_aux_loss))
         global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
     for (const TensorView& view : {counts_, losses_, global_counts_})
         if (view) device.fill(view.data, 0, static_cast<size_t>(view.bytes()));
@@ -108,13 +107,11 @@ void Router::record_choice(Context& ctx, op::RouterTopK choice) const {
 
 // A set is a sequence if a loss is computed per sequence.
 op::RouterBalance Router::allocate_balance(Context& ctx) const {
-    const auto& types = moe_.moe_router_load_balancing_type;
-    const bool by_sequence =
-        std::find(types.begin(), types.end(), BalancingLoss::seq_aux_loss) != types.end();
+    const bool by_sequence = moe_.balances_by(BalancingLoss::seq_aux_loss);
     op::RouterBalance balance{.set_tokens = by_sequence ? ctx.seq_length : 0};
     const int64_t experts = moe_.num_experts, sets = op::balance_sets(ctx.tokens, balance.set_tokens),
                   blocks = op::balance_blocks(ctx.tokens, balance.set_tokens);
-    if (!types.empty()) {
+    if (!moe_.moe_router_load_balancing_type.empty()) {
         balance.counts = ctx.saved.tensor(DType::f32, {sets, experts}, "route");
         balance.score_sums = ctx.saved.tensor(DType::f32, {blocks, experts}, "route");
     }

@@ -6,6 +6,7 @@
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/exchange.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -117,7 +118,11 @@ struct MoeSpec {
     bool moe_router_enable_expert_bias = false;
     double moe_router_bias_update_rate = 1e-3;
     std::vector<BalancingLoss> moe_router_load_balancing_type;  // empty: none
-    std::vector<double> moe_aux_loss_coeff;                     // one per entry above
+    bool balances_by(BalancingLoss loss) const {
+        return std::ranges::find(moe_router_load_balancing_type, loss) !=
+               moe_router_load_balancing_type.end();
+    }
+    std::vector<double> moe_aux_loss_coeff;  // one per entry above
     GlobalLossGradient moe_global_aux_loss_gradient = GlobalLossGradient::mean;
     double moe_z_loss_coeff = 0.0;
     // benchmarks: uniform assignment; wanted max/mean load, 0: off. They take effect through given_ids

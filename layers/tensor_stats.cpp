@@ -2,7 +2,6 @@
 // Sums on the device, one slot per tensor and layer of an iteration, and the rows that become of them.
 #include "layers/tensor_stats.h"
 
-#include "kernels/core/error.h"
 #include "layers/parameter.h"
 
 #include <algorithm>

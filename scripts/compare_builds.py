@@ -121,7 +121,6 @@ def code(options):
     old, new = kernels(options.old), kernels(options.new)
     if not old or not new:
         options.error(f"no kernels in {options.new if old else options.old}")
-    gone, added = without_equal(old, new), without_equal(new, old)
     alone = {"before": without_equal(old, new), "after": without_equal(new, old)}
     before, after = (sum(map(len, side.values())) for side in (old, new))
     print(f"{before} kernels before, {after} after: {len(alone['before'])} before without an equal after, "

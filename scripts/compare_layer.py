@@ -11,7 +11,6 @@ written below, so that nothing else has to be installed. Take `reference` out an
 Exit status 0 if every error is below its bound, 1 if not, 77 without numpy.
 """
 
-import argparse
 import functools
 import glob
 import json
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-from jobs import ROOT, mpirun, read_safetensors, write_json
+from jobs import ROOT, command_line, mpirun, read_safetensors, write_json
 
 try:
     import numpy as np
@@ -325,7 +324,7 @@ def compare_family(options, family, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
     parser.add_argument("--families", default="deepseek_v3,qwen3_moe,mixtral")
     parser.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")

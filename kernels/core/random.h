@@ -25,7 +25,7 @@ FP8FLOW_HD std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, s
     return counter;
 }
 
-// FNV-1a, 64 bits: a fixed hash of names and paths.
+// FNV-1a, 64 bits: a fixed hash of names, paths and contents.
 constexpr uint64_t fnv1a64(std::string_view text) {
     uint64_t hash = 0xCBF29CE484222325ull;
     for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;

@@ -82,26 +82,25 @@ void await(Context& ctx, Event ready) {
 
 namespace {
 
-// A buffer for every row that may arrive, in wire layout.
-ScaledTensor received_rows(Arena& arena, const ScaledTensor& tokens, const DispatchPlan& plan) {
+// Rows as received, in wire layout, in a buffer for every row that may arrive.
+ScaledTensor receive(Context& ctx, Arena& arena, const ScaledTensor& tokens, const DispatchPlan& plan) {
     const int64_t rows = plan.all_ids.dim(0) * plan.all_ids.dim(1);
     ScaledTensor received{.data = arena.tensor(tokens.data.dtype, {rows, tokens.data.cols()}, "dispatch"),
                           .layout = tokens.layout,
                           .format = tokens.format};
     if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
         received.scales = arena.tensor(tokens.scales.dtype, {rows, tokens.scales.cols()}, "dispatch");
+    on_wire(ctx, [&](const Launch& wire) {
+        auto timed = ctx.stage("dispatch", wire);
+        ctx.exchange.dispatch_rows(tokens, plan, received, ctx.scratch, wire);
+    });
     return received;
 }
 
 }  // namespace
 
 ScaledTensor dispatch_once(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan) {
-    const ScaledTensor received = received_rows(ctx.saved, tokens, plan.padded);
-    on_wire(ctx, [&](const Launch& wire) {
-        auto timed = ctx.stage("dispatch", wire);
-        ctx.exchange.dispatch_rows(tokens, plan.padded, received, ctx.scratch, wire);
-    });
-    return received;
+    return receive(ctx, ctx.saved, tokens, plan.padded);
 }
 
 void fan_out(Context& ctx, const ScaledTensor& received, const FlowPlan& plan, const ScaledTensor& dst) {
@@ -126,11 +125,7 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
     }
     ArenaScope scope(ctx.scratch);
     const int64_t width = tokens.data.cols();
-    const ScaledTensor received = received_rows(ctx.scratch, tokens, plan.unpadded);
-    on_wire(ctx, [&](const Launch& wire) {
-        auto timed = ctx.stage("dispatch", wire);
-        ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, wire);
-    });
+    const ScaledTensor received = receive(ctx, ctx.scratch, tokens, plan.unpadded);
     auto timed = ctx.stage("dispatch");
     ScaledTensor permuted = ctx.scratch.fp8(tokens.data.dtype, {plan.unpadded.groups.row_capacity, width},
                                             dst.layout, "dispatch");

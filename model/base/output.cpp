@@ -2,8 +2,8 @@
 // The output folder: refusals, atomic replacement, growing files. All calls are relative to open descriptors.
 #include "model/base/output.h"
 
+#include "kernels/comm/progress.h"
 #include "kernels/core/error.h"
-#include "model/job/watchdog.h"
 
 #include <dirent.h>
 #include <fcntl.h>

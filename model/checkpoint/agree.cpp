@@ -11,7 +11,7 @@ namespace fp8flow::checkpoint {
 
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
     struct Verdict {
-        int64_t code = 0, length = 0, unreadable = 0;
+        int64_t code = 0, unreadable = 0;
     };
     std::optional<Error> mine;
     bool unreadable = false;
@@ -24,14 +24,12 @@ void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
         mine = error;
     }
     std::string text = mine ? mine->what() : "";
-    const Verdict verdict{mine ? static_cast<int64_t>(mine->code()) : 0, static_cast<int64_t>(text.size()),
-                          unreadable};
+    const Verdict verdict{mine ? static_cast<int64_t>(mine->code()) : 0, unreadable};
     std::vector<Verdict> all(static_cast<size_t>(world.size()));
     world.all_gather(&verdict, sizeof verdict, all.data());
     const auto first = std::ranges::find_if(all, [](const Verdict& v) { return v.code != 0; });
     if (first == all.end()) return;
-    text.resize(static_cast<size_t>(first->length));
-    world.broadcast(text.data(), text.size(), static_cast<int>(first - all.begin()));
+    world.broadcast(text, static_cast<int>(first - all.begin()));
     if (std::ranges::any_of(all, [](const Verdict& v) { return v.unreadable != 0; }))
         throw Unreadable(static_cast<ExitCode>(first->code), text);
     throw Error(static_cast<ExitCode>(first->code), text);

@@ -194,8 +194,7 @@ int run_evaluate(const Options& options, ProcessGroup& world) {
     if (!folder.is_first_rank()) return 0;
     log.result(fmt::format("weights {}, recipe {}\n{}", model.weights(), recipe_name(config.precision),
                            table_of(results)));
-    const bool known = results[0].bits_per_byte.has_value();
-    if (!known) log.line("bits per byte: the bytes of these tokens are not known");
+    if (!results[0].bits_per_byte) log.line("bits per byte: the bytes of these tokens are not known");
     nlohmann::ordered_json report = {{"weights", model.weights()},
                                      {"recipe", recipe_name(config.precision)},
                                      {"sources", json_of(results)}};

@@ -11,7 +11,7 @@
 #include "model/job/mpi_session.h"
 #include "model/job/stop_signals.h"
 #include "model/job/watchdog.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace fp8flow {
 
@@ -29,10 +28,9 @@ constexpr const char* kGradient = "grad_output";
 // Only the MoE layer of the configuration: routing by the weights, a capacity for every row, no training
 // step.
 Config replay_config(const Options& options, int world_size) {
-    std::vector<std::string> overrides = {"training.micro_batch_size=1",
-                                          fmt::format("training.global_batch_size={}", world_size)};
-    overrides.insert(overrides.begin(), options.overrides.begin(),
-                     options.overrides.end());  // ours come last
+    std::vector<std::string> overrides = options.overrides;
+    overrides.insert(overrides.end(), {"training.micro_batch_size=1",
+                                       fmt::format("training.global_batch_size={}", world_size)});
     Config config =
         options.config_path.empty()
             ? parse_config("output: {log_interval: 1}", "configuration", overrides, world_size,

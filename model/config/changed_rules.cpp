@@ -7,8 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 namespace fp8flow {
 
 namespace {
@@ -26,10 +24,7 @@ constexpr ChangedRule kChangedRules[] = {
     {"moe.moe_global_aux_loss_gradient", "sum",
      "global_aux_loss on R ranks has the mean of their gradients, as in Megatron-LM; earlier versions had R "
      "times that, as sum has",
-     [](const Config& c) {
-         const auto& types = c.moe.moe_router_load_balancing_type;
-         return std::ranges::find(types, BalancingLoss::global_aux_loss) != types.end();
-     }},
+     [](const Config& c) { return c.moe.balances_by(BalancingLoss::global_aux_loss); }},
     {"precision.moe_wgrad_micro_batches", "1", nullptr,
      [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},
 };

@@ -528,9 +528,10 @@ bool is_legal(const Config& config, std::optional<int64_t> world_size) {
     return problems.empty();
 }
 
-bool set_if_legal(Config& config, const std::string& key, const std::string& value) {
+bool set_if_legal(Config& config, const std::string& key, const std::string& value,
+                  std::optional<int64_t> world_size) {
     Config with = config;
-    if (field_named(key).set(with, {false, {value}}) || !is_legal(with)) return false;
+    if (field_named(key).set(with, {false, {value}}) || !is_legal(with, world_size)) return false;
     config = std::move(with);
     return true;
 }

@@ -36,6 +36,7 @@ void collect_config_problems(const Config& config, std::optional<int64_t> world_
 bool is_legal(const Config& config, std::optional<int64_t> world_size = std::nullopt);
 
 // Sets a key, unless a rule between keys excludes the value. Returns whether it is set.
-bool set_if_legal(Config& config, const std::string& key, const std::string& value);
+bool set_if_legal(Config& config, const std::string& key, const std::string& value,
+                  std::optional<int64_t> world_size = std::nullopt);
 
 }  // namespace fp8flow

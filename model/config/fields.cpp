@@ -20,6 +20,8 @@
 
 // "section", "key", and the accessor of section.key.
 #define KEY(section, key) #section, #key, AT(section.key)
+// The same of section.part.key.
+#define KEY_IN(section, part, key) #section, #key, AT(section.part.key)
 
 namespace fp8flow {
 namespace {
@@ -125,28 +127,27 @@ std::vector<ConfigField> attention_fields() {
         integer(KEY(model, v_head_dim), {.min = 1, .max = 256},
                 "multi_latent_attention: columns of a head of values"),
         number(KEY(model, rotary_base), {.min = 1, .above_min = true}, "RoPE's theta"),
-        choice("model", "rope_type", AT(model.rope.rope_type),
-               {"rope", "none", "linear", "ntk", "yarn", "llama3"},
+        choice(KEY_IN(model, rope, rope_type), {"rope", "none", "linear", "ntk", "yarn", "llama3"},
                "how RoPE's frequencies are scaled; none: no position embedding"),
-        number("model", "rotary_percent", AT(model.rope.rotary_percent), {.min = 0, .max = 1},
+        number(KEY_IN(model, rope, rotary_percent), {.min = 0, .max = 1},
                "share of a head's dimensions that rotate"),
-        number("model", "rotary_scaling_factor", AT(model.rope.rotary_scaling_factor), {.min = 1, .max = 1e6},
+        number(KEY_IN(model, rope, rotary_scaling_factor), {.min = 1, .max = 1e6},
                "rope_type linear, ntk, yarn, llama3: how many times longer sequences may be"),
-        integer("model", "original_max_position_embeddings", AT(model.rope.original_max_position_embeddings),
-                {.min = 1, .max = 1 << 30}, "rope_type yarn, llama3: longest sequence before scaling"),
-        number("model", "beta_fast", AT(model.rope.beta_fast), {.min = 0, .max = 1e6, .above_min = true},
+        integer(KEY_IN(model, rope, original_max_position_embeddings), {.min = 1, .max = 1 << 30},
+                "rope_type yarn, llama3: longest sequence before scaling"),
+        number(KEY_IN(model, rope, beta_fast), {.min = 0, .max = 1e6, .above_min = true},
                "rope_type yarn: pairs with more turns keep their frequency"),
-        number("model", "beta_slow", AT(model.rope.beta_slow), {.min = 0, .max = 1e6, .above_min = true},
+        number(KEY_IN(model, rope, beta_slow), {.min = 0, .max = 1e6, .above_min = true},
                "rope_type yarn: the frequency of pairs with fewer turns is divided by the factor"),
         number(
-            "model", "mscale", AT(model.rope.mscale), {.min = 0, .max = 100},
+            KEY_IN(model, rope, mscale), {.min = 0, .max = 100},
             "rope_type yarn: cos and sin are multiplied by m(mscale) / m(mscale_all_dim), m(x) = 1 + 0.1 x "
             "ln(rotary_scaling_factor)"),
-        number("model", "mscale_all_dim", AT(model.rope.mscale_all_dim), {.min = 0, .max = 100},
+        number(KEY_IN(model, rope, mscale_all_dim), {.min = 0, .max = 100},
                "rope_type yarn: see mscale; multi_latent_attention multiplies scores by m(mscale_all_dim)^2"),
-        number("model", "low_freq_factor", AT(model.rope.low_freq_factor), {.min = 0, .max = 1e6},
+        number(KEY_IN(model, rope, low_freq_factor), {.min = 0, .max = 1e6},
                "rope_type llama3: the frequency of pairs with fewer turns is divided by the factor"),
-        number("model", "high_freq_factor", AT(model.rope.high_freq_factor), {.min = 0, .max = 1e6},
+        number(KEY_IN(model, rope, high_freq_factor), {.min = 0, .max = 1e6},
                "rope_type llama3: pairs with more turns keep their frequency"),
     };
 }
@@ -160,14 +161,13 @@ std::vector<ConfigField> model_fields() {
                 "norm weights are stored as gamma - 1 (Megatron: apply_layernorm_1p)"),
         integer(KEY(model, ffn_hidden_size), {.min = 128, .max = 1 << 20, .multiple_of = 128},
                 "width of dense-FFN layers"),
-        boolean("model", "quick_geglu", AT(model.glu.quick_geglu),
+        boolean(KEY_IN(model, glu, quick_geglu),
                 "experts and FFNs: gate * sigmoid(1.702 gate) in place of SiLU"),
-        number("model", "glu_linear_offset", AT(model.glu.glu_linear_offset), {.min = -100, .max = 100},
+        number(KEY_IN(model, glu, glu_linear_offset), {.min = -100, .max = 100},
                "experts and FFNs: added to the up half"),
-        number("model", "activation_func_clamp_value", AT(model.glu.activation_func_clamp_value),
-               {.min = 0, .max = 1e6},
+        number(KEY_IN(model, glu, activation_func_clamp_value), {.min = 0, .max = 1e6},
                "experts and FFNs: gates are at most this, ups within this and its negative; 0: no clamp"),
-        boolean("model", "activation_func_clamp_routed_only", AT(model.glu.activation_func_clamp_routed_only),
+        boolean(KEY_IN(model, glu, activation_func_clamp_routed_only),
                 "true: shared experts and dense FFNs have no clamp"),
         layer_frequency(),
         integer(KEY(model, vocab_size), {.min = 1, .max = 1 << 24},
@@ -402,12 +402,12 @@ std::vector<ConfigField> training_fields() {
         number(KEY(training, adam_beta1), beta, "decay of the first moment"),
         number(KEY(training, adam_beta2), beta, "decay of the second moment"),
         number(KEY(training, adam_eps), {.min = kLeastEpsilon}, "added to the root of the second moment"),
-        choice("training", "main_grads_dtype", AT(training.state.main_grads_dtype), {"fp32", "bf16"},
+        choice(KEY_IN(training, state, main_grads_dtype), {"fp32", "bf16"},
                "gradients of routed experts, summed over micro-batches; bf16: sums of two or more are "
                "rounded stochastically. Other gradients are FP32"),
-        choice("training", "exp_avg_dtype", AT(training.state.exp_avg_dtype), {"fp32", "bf16"},
+        choice(KEY_IN(training, state, exp_avg_dtype), {"fp32", "bf16"},
                "first moments; bf16: rounded stochastically when they are written"),
-        choice("training", "exp_avg_sq_dtype", AT(training.state.exp_avg_sq_dtype), {"fp32", "bf16"},
+        choice(KEY_IN(training, state, exp_avg_sq_dtype), {"fp32", "bf16"},
                "second moments; bf16: rounded stochastically when they are written"),
         texts("training", "freeze", AT(training.freeze.names),
               "parameters that are not trained: parts of their names, with * and ? as in file names, e.g. "

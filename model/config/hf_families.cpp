@@ -39,11 +39,13 @@ constexpr HfFamily kDeepSeekV3 = {.type = "",
                                   .chosen_groups = 4,
                                   .dense = 3,
                                   .scaling = 2.5};
-// The same with other values.
-template <class Change> constexpr HfFamily as_v3(const char* type, const char* models, Change change) {
+// The same with other values. `foreign`: why the layers around its MoE layers are not known; null: they are.
+template <class Change>
+constexpr HfFamily as_v3(const char* type, const char* models, const char* foreign, Change change) {
     HfFamily family = kDeepSeekV3;
     family.type = type;
     family.models = models;
+    family.foreign = foreign;
     change(family);
     return family;
 }
@@ -101,13 +103,13 @@ constexpr void softmax(HfFamily& f) {
 }
 
 constexpr std::array kOfDeepSeekV3 = {
-    as_v3("deepseek_v3", "DeepSeek-V3, Moonlight", [](HfFamily& f) { f.latent = HfLatent{}; }),
-    as_v3("kimi_k2", "Kimi-K2",
+    as_v3("deepseek_v3", "DeepSeek-V3, Moonlight", nullptr, [](HfFamily& f) { f.latent = HfLatent{}; }),
+    as_v3("kimi_k2", "Kimi-K2", nullptr,
           [](HfFamily& f) {
               f.architecture = nullptr;
               f.latent = HfLatent{};
           }),
-    as_v3("glm4_moe", "GLM-4.5, GLM-4.5-Air",
+    as_v3("glm4_moe", "GLM-4.5, GLM-4.5-Air", nullptr,
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 1.0);
               whole(f, "Glm4MoeForCausalLM", false);
@@ -115,13 +117,13 @@ constexpr std::array kOfDeepSeekV3 = {
               f.qkv_bias = false;
               f.rotary_percent = 0.5;
           }),
-    as_v3("deepseek_v32", "DeepSeek-V3.2", [](HfFamily& f) { indexed(f, {}); }),
-    as_v3("glm_moe_dsa", "GLM-5",
+    as_v3("deepseek_v32", "DeepSeek-V3.2", nullptr, [](HfFamily& f) { indexed(f, {}); }),
+    as_v3("glm_moe_dsa", "GLM-5", nullptr,
           [](HfFamily& f) {
               without_groups(f, 256, 8, 3, 2.5);
               indexed(f, {.q = 2048, .nope = 192, .v = 256});
           }),
-    as_v3("glm4_moe_lite", "GLM-4.7-Flash",
+    as_v3("glm4_moe_lite", "GLM-4.7-Flash", nullptr,
           [](HfFamily& f) {
               without_groups(f, 64, 4, 1, 1.8);
               f.architecture = "Glm4MoeLiteForCausalLM";
@@ -129,89 +131,79 @@ constexpr std::array kOfDeepSeekV3 = {
               listed(f);
               f.aliases[1] = {"qk_rope_head_dim", "head_dim"};
           }),
-    as_v3("sarvam_mla", "Sarvam-105B",
+    as_v3("sarvam_mla", "Sarvam-105B", nullptr,
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 2.5);
               f.architecture = "SarvamMLAForCausalLM";
               f.latent = HfLatent{.q = 0};
               named_as_sarvam(f);
           }),
-    as_v3("mistral4", "Mistral Small 4",
+    as_v3("mistral4", "Mistral Small 4", "its multi-latent attention scales queries by their position",
           [](HfFamily& f) {
               without_groups(f, 128, 4, 0, 1.0);
               f.fp32_router = false;
               softmax(f);
-              f.foreign = "its multi-latent attention scales queries by their position";
           }),
-    as_v3("mistral_large4", "Mistral Large 4",
+    as_v3("mistral_large4", "Mistral Large 4", kSparseLatent,
           [](HfFamily& f) {
               without_groups(f, 128, 4, 1, 1.0);
               softmax(f);
               f.layer_lists = {kList};
-              f.foreign = kSparseLatent;
               f.reads_norm = false;
               f.storage.root = f.storage.block = "";
               f.storage.experts = ExpertNames::numbered;
           }),
-    as_v3("axk1", "A.X-K1",
+    as_v3("axk1", "A.X-K1", "its attention is multi-latent (MLA), a norm follows the MoE layer",
           [](HfFamily& f) {
               f.num_experts = 192;
               f.dense = 1;
               f.layer_lists = {kList, "moe_layer_freq"};
-              f.foreign = "its attention is multi-latent (MLA), a norm follows the MoE layer";
           }),
-    as_v3("axk2", "A.X-K2",
+    as_v3("axk2", "A.X-K2", kSparseLatent,
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 2.5);
               f.layer_lists = {kList, "moe_layer_freq"};
-              f.foreign = kSparseLatent;
               f.only[0] = {"n_group", "[null, 1]", "experts of other groups have a score of 0 there"};
           }),
-    as_v3("kimi_linear", "Kimi-Linear",
+    as_v3("kimi_linear", "Kimi-Linear", "most of its layers are linear attention (KDA)",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 2.446);
-              f.foreign = "most of its layers are linear attention (KDA)";
               renamed(f);
               f.storage.block = "block_sparse_moe.";
               f.storage.experts = ExpertNames::numbered;
           }),
-    as_v3("bailing_hybrid", "Ling",
+    as_v3("bailing_hybrid", "Ling", "most of its layers are linear attention (KDA)",
           [](HfFamily& f) {
               f.num_experts = 512;
               f.dense = 2;
-              f.foreign = "most of its layers are linear attention (KDA)";
               renamed(f);
               f.storage.bias = "gate.expert_bias";
           }),
-    as_v3("dots3_note", "dots3",
+    as_v3("dots3_note", "dots3", kSparseLatent,
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 1.0);
               f.layer_lists = {kList, "moe_layer_freq"};
-              f.foreign = kSparseLatent;
               f.shared_width = "shared_experts_intermediate_size";
               f.shared_width_default = 1536;
           }),
-    as_v3("exaone_moe", "K-EXAONE",
+    as_v3("exaone_moe", "K-EXAONE", kWindows,
           [](HfFamily& f) {
               without_groups(f, 64, 8, 1, 2.5);
-              f.foreign = kWindows;
               f.experts = "num_experts";
               f.shared_key = "num_shared_experts";
               f.layer_lists = {kList};
               f.storage.bias = "e_score_correction_bias";
           }),
-    as_v3("mimo_v2_flash", "MiMo-V2-Flash",
+    as_v3("mimo_v2_flash", "MiMo-V2-Flash", "its attention has windows and sinks",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 1.0);
-              f.foreign = "its attention has windows and sinks";
               f.shared = HfFamily::kNone;
               listed(f);
           }),
-    as_v3("laguna", "Laguna",
+    as_v3("laguna", "Laguna", "its attention has windows and a gate",
           [](HfFamily& f) {
               ungrouped(f, 256, 8, 1, 1.0, "moe_routed_scaling_factor");
               f.fp32_router = false;
-              f.foreign = "its attention has windows and a gate";
               f.experts = "num_experts";
               f.reads_norm = false;
               listed(f);
@@ -223,11 +215,10 @@ constexpr std::array kOfDeepSeekV3 = {
               f.storage.bias = "experts.e_score_correction_bias";
               f.storage.shared = "shared_expert.";
           }),
-    as_v3("afmoe", "Trinity",
+    as_v3("afmoe", "Trinity", "its attention has windows and a gate, norms follow its layers",
           [](HfFamily& f) {
               ungrouped(f, 64, 6, 1, 1.0, "route_scale");
               f.fp32_router = false;
-              f.foreign = "its attention has windows and a gate, norms follow its layers";
               f.experts = "num_experts";
               f.reads_norm = false;
               f.shared = 2;
@@ -237,10 +228,9 @@ constexpr std::array kOfDeepSeekV3 = {
               f.storage.bias = "expert_bias";
               f.storage.mlp_norm = "pre_mlp_layernorm.weight";
           }),
-    as_v3("flint", "Flint",
+    as_v3("flint", "Flint", "its attention has windows and sinks",
           [](HfFamily& f) {
               ungrouped(f, 256, 6, 2, HfFamily::kNone, nullptr);
-              f.foreign = "its attention has windows and sinks";
               f.experts = "num_experts";
               f.has_bias = false;
               f.sparse_step = true;
@@ -249,34 +239,32 @@ constexpr std::array kOfDeepSeekV3 = {
               f.shared_width_default = 1024;
               f.storage.shared = "shared_expert.";
           }),
-    as_v3("beam", "Beam",
+    as_v3("beam", "Beam", "its attention has windows and a gate, norms follow its layers",
           [](HfFamily& f) {
-              f.foreign = "its attention has windows and a gate, norms follow its layers";
               f.experts = "num_experts";
               listed(f);
               f.shared = HfFamily::kNone;
               f.storage.mlp_norm = "pre_feedforward_layernorm.weight";
           }),
     as_v3("glm5_next", "GLM-5-Next",
+          "most of its layers are linear attention (KDA), its residual has several streams",
           [](HfFamily& f) {
               without_groups(f, 288, 8, 3, 2.5);
               listed(f);
-              f.foreign = "most of its layers are linear attention (KDA), its residual has several streams";
               f.glu = GluSpec{.activation_func_clamp_value = 10};
           }),
     as_v3("hy_v4", "Hunyuan 4",
+          "its attention is multi-latent (MLA) with sinks, its residual has several streams",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 2.827);
               listed(f);
-              f.foreign = "its attention is multi-latent (MLA) with sinks, its residual has several streams";
               f.glu = GluSpec{.activation_func_clamp_value = 10, .activation_func_clamp_routed_only = true};
           }),
-    as_v3("lfm2_moe", "LFM2-8B-A1B",
+    as_v3("lfm2_moe", "LFM2-8B-A1B", "most of its layers are convolutions",
           [](HfFamily& f) {
               ungrouped(f, 32, 4, 2, 1.0, nullptr);
               f.fp32_router = false;
               f.tied = true;
-              f.foreign = "most of its layers are convolutions";
               f.experts = "num_experts";
               f.dense_key = "num_dense_layers";
               f.epsilon = "norm_eps";
@@ -287,14 +275,14 @@ constexpr std::array kOfDeepSeekV3 = {
               f.storage.mlp_norm = "ffn_norm.weight";
               f.storage.experts = ExpertNames::numbered;
           }),
-    as_v3("dots1", "dots.llm1",
+    as_v3("dots1", "dots.llm1", nullptr,
           [](HfFamily& f) {
               without_groups(f, 0, 0, 0, 1.0);
               whole(f, "Dots1ForCausalLM", true);
               f.normalised = false;
               f.shared = 0;
           }),
-    as_v3("hy_v3", "Hunyuan 3",
+    as_v3("hy_v3", "Hunyuan 3", nullptr,
           [](HfFamily& f) {
               ungrouped(f, 192, 8, 1, 2.826, "router_scaling_factor");
               whole(f, "HYV3ForCausalLM", true);
@@ -309,7 +297,7 @@ constexpr std::array kOfDeepSeekV3 = {
               f.storage.bias = "expert_bias";
               f.storage.shared = "shared_mlp.";
           }),
-    as_v3("sarvam_moe", "Sarvam-30B",
+    as_v3("sarvam_moe", "Sarvam-30B", nullptr,
           [](HfFamily& f) {
               without_groups(f, 128, 6, 1, 2.5);
               whole(f, "SarvamMoEForCausalLM", true);
@@ -325,7 +313,7 @@ constexpr std::array kOfDeepSeekV3 = {
               f.storage.k_norm = "key_layernorm.weight";
               f.storage.bias = "gate.expert_bias";
           }),
-    as_v3("solar_open", "Solar-Open-100B",
+    as_v3("solar_open", "Solar-Open-100B", nullptr,
           [](HfFamily& f) {
               without_groups(f, 128, 8, HfFamily::kNone, 1.0);
               whole(f, "SolarOpenForCausalLM", false);

@@ -187,10 +187,4 @@ std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit) {
     return bytes;
 }
 
-uint64_t fnv1a(const void* data, size_t size, uint64_t state) {
-    const auto* bytes = static_cast<const uint8_t*>(data);
-    for (size_t i = 0; i < size; ++i) state = (state ^ bytes[i]) * 0x100000001b3ULL;
-    return state;
-}
-
 }  // namespace fp8flow::data

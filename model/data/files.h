@@ -39,7 +39,4 @@ DataFiles list_data_files(const std::vector<std::string>& entries,
 // system's reason.
 std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit);
 
-// FNV-1a, 64 bits, continued from `state`.
-uint64_t fnv1a(const void* data, size_t size, uint64_t state = 0xcbf29ce484222325ULL);
-
 }  // namespace fp8flow::data

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -98,9 +97,7 @@ std::string index_entry(const std::string& entry) {
 // bytes of their text, -1: unknown.
 int64_t check_vocabulary(const std::string& path, int64_t vocab_size) {
     if (!exists(path)) return -1;
-    std::string text(static_cast<size_t>(TokenFile(path).size()), '\0');
-    TokenFile(path).read(0, text.data(), static_cast<int64_t>(text.size()));
-    const nlohmann::json about = parse_json(text, path, ExitCode::data);
+    const nlohmann::json about = parse_json(TokenFile(path).text(int64_t{1} << 26), path, ExitCode::data);
     const auto found = about.is_object() ? about.find("vocab_size") : about.end();
     if (found == about.end()) return -1;  // another tool's
     const int64_t wanted = whole_number(*found).value_or(0);

@@ -3,6 +3,7 @@
 #include "model/data/shards.h"
 
 #include "kernels/core/error.h"
+#include "kernels/core/random.h"
 #include "model/data/files.h"
 #include "model/data/permutation.h"
 
@@ -76,8 +77,7 @@ ShardSource::ShardSource(const TokenOptions& options) : StreamSource(options) {
         require(size_of(shard.type) == width, ExitCode::data,
                 "{}: {}-byte tokens, but {} has {}-byte tokens: two tokenisers", file.path,
                 size_of(shard.type), first_path, width);
-        fingerprint_ =
-            mix64(fingerprint_, fnv1a(name.data(), name.size()), static_cast<uint64_t>(shard.tokens));
+        fingerprint_ = mix64(fingerprint_, fnv1a64(name), static_cast<uint64_t>(shard.tokens));
         add(train ? Split::train : Split::held_out, std::move(shard));
     }
     check();

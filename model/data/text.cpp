@@ -3,6 +3,7 @@
 #include "model/data/text.h"
 
 #include "kernels/core/error.h"
+#include "kernels/core/random.h"
 #include "model/data/permutation.h"
 #include "model/safetensors/input.h"
 
@@ -10,7 +11,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <unordered_set>
 #include <utility>
 
@@ -23,7 +23,7 @@ constexpr size_t kSniffBytes =
 
 // FNV-1a leaves the high bits of short strings poor; the finaliser spreads them before the comparison with a
 // fraction.
-uint64_t path_hash(const std::string& relative) { return mix64(fnv1a(relative.data(), relative.size())); }
+uint64_t path_hash(const std::string& relative) { return mix64(fnv1a64(relative)); }
 
 }  // namespace
 
@@ -58,15 +58,16 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
             leave_out(file, empty_, "it is empty");
             continue;
         }
-        if (std::memchr(bytes.data(), 0, std::min(bytes.size(), kSniffBytes)) != nullptr) {
+        const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+        if (text.substr(0, kSniffBytes).find('\0') != std::string_view::npos) {
             leave_out(file, binary_, "it is binary (a zero byte in the first 4 KiB)");
             continue;
         }
-        if (is_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()})) {
+        if (is_lfs_pointer(text)) {
             leave_out(file, pointers_, "it is a Git LFS pointer (git lfs pull fetches the file)");
             continue;
         }
-        const uint64_t content = mix64(fnv1a(bytes.data(), bytes.size()), bytes.size());
+        const uint64_t content = mix64(fnv1a64(text), text.size());
         if (!contents.insert(content).second) {
             leave_out(file, copies_, "it is a copy of another");
             continue;

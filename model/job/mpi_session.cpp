@@ -2,7 +2,6 @@
 // MPI of this process: initialise, finalise, abort.
 #include "model/job/mpi_session.h"
 
-#include "kernels/core/error.h"
 #include "model/job/watchdog.h"
 
 #include <mpi.h>

@@ -4,7 +4,7 @@
 
 #include "kernels/core/error.h"
 #include "model/base/embedded.h"
-#include "model/safetensors/file.h"
+#include "model/safetensors/input.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

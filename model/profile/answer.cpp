@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What `profile` prints at its end: layer times and speed-ups, the largest stages, and what to change next.
-#include "kernels/core/error.h"
-#include "model/config/fields.h"
+#include "model/config/check.h"
 #include "model/profile/profile.h"
 #include "model/report/table.h"
 
@@ -161,13 +160,7 @@ std::vector<Advice> judged_settings(const Profile& profile, const ArmProfile& ar
 // Whether it is legal and changes something.
 bool accepts(const Config& config, const Advice& advice, int64_t ranks) {
     Config changed = config;
-    field_named(advice.key).set(changed, WrittenValue{false, {advice.value}});
-    try {
-        check_config(changed, ranks);
-    } catch (const Error&) {
-        return false;
-    }
-    return !diff_configs(config, changed).empty();
+    return set_if_legal(changed, advice.key, advice.value, ranks) && !diff_configs(config, changed).empty();
 }
 
 std::string advice_text(const Profile& profile, const ArmProfile& arm, const Config& config) {

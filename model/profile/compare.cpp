@@ -7,14 +7,13 @@
 #include "model/profile/profile.h"
 #include "model/report/page/page.h"
 #include "model/report/table.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,19 +26,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uintmax_t kMostBytes = std::uintmax_t{64} << 20;
 constexpr double kSameClock = 0.02;  // clocks that differ by more make times hard to compare
 
 json read_profile(std::string path) {
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) path += "/profile.json";
-    require(std::filesystem::is_regular_file(path, error) &&
-                std::filesystem::file_size(path, error) <= kMostBytes,
-            ExitCode::data, "--compare: {} is no file of at most 64 MiB", path);
-    std::ifstream in(path);
-    json file = json::parse(in, nullptr, false);
-    require(!file.is_discarded() && file.is_object() && file.contains("recipes") &&
-                file["recipes"].is_array() && file.contains("machine"),
+    json file = json::parse(read_text_file(path, ExitCode::data, "--compare"), nullptr, false);
+    require(file.is_object() && file.contains("recipes") && file["recipes"].is_array() &&
+                file.contains("machine"),
             ExitCode::data, "--compare: {} is no profile.json of `fp8flow profile`", path);
     return file;
 }

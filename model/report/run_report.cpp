@@ -2,7 +2,6 @@
 // Texts of a run: its start, its memory, its data, its names.
 #include "model/report/run_report.h"
 
-#include "model/config/fields.h"
 #include "model/data/text.h"
 #include "model/plan/plan.h"
 #include "model/report/table.h"

@@ -54,6 +54,11 @@ double seconds_of(std::chrono::system_clock::time_point time) {
     return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
+std::string scalar(std::chrono::system_clock::time_point time, int64_t step, std::string_view tag,
+                   double value) {
+    return tfrecord(scalar_event(seconds_of(time), step, tag, static_cast<float>(value)));
+}
+
 // A name that does not exist yet: a run that returns to a checkpoint starts a new file.
 std::string new_file_name(const OutputFolder& folder, std::chrono::system_clock::time_point now) {
     std::string host = host_name().text;
@@ -94,8 +99,7 @@ EventFile::EventFile(const OutputFolder& folder, const Config& config, int64_t d
 void EventFile::step(const StepValues& values) {
     std::string records;
     const auto add = [&](const std::string& tag, double value) {
-        records += tfrecord(
-            scalar_event(seconds_of(values.time), values.iteration(), tag, static_cast<float>(value)));
+        records += scalar(values.time, values.iteration(), tag, value);
     };
     for (const StepField& field : step_fields()) {
         const std::optional<double> value = shown(field, values);
@@ -112,25 +116,23 @@ void EventFile::step(const StepValues& values) {
 }
 
 void EventFile::tensor_stats(int64_t iteration, const std::vector<nlohmann::json>& records) {
-    const double now = seconds_of(std::chrono::system_clock::now());
+    const auto now = std::chrono::system_clock::now();
     std::string events;
     for (const nlohmann::json& record : records)
         for (const char* key : kTensorMeasures) {
             const std::string tag =
                 fmt::format("tensor_stats/{}/{}_layer_{}", key, record.at("tensor").get<std::string>(),
                             record.at("layer").get<int64_t>());
-            events += tfrecord(scalar_event(now, iteration, tag, record.at(key).get<float>()));
+            events += scalar(now, iteration, tag, record.at(key));
         }
     file_.write_bytes(events);
 }
 
 void EventFile::evaluation(int64_t iteration, double nats) {
-    const double now = seconds_of(std::chrono::system_clock::now());
-    const auto record = [&](const char* tag, double value) {
-        return tfrecord(scalar_event(now, iteration, tag, static_cast<float>(value)));
-    };
-    file_.write_bytes(record("lm loss validation", nats) +
-                      record("lm loss validation ppl", std::exp(std::min(20.0, nats))));  // Megatron's limit
+    const auto now = std::chrono::system_clock::now();
+    const double perplexity = std::exp(std::min(20.0, nats));  // Megatron's limit
+    file_.write_bytes(scalar(now, iteration, "lm loss validation", nats) +
+                      scalar(now, iteration, "lm loss validation ppl", perplexity));
 }
 
 }  // namespace fp8flow::report

@@ -153,13 +153,6 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
     } while (first < ctx.tokens);
 }
 
-void Transformer::train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels,
-                                    float loss_scale, const TensorView& loss_sum) {
-    MicroBatch batch{.tokens = tokens, .labels = labels, .loss_scale = loss_scale, .loss_sum = loss_sum};
-    forward(ctx, batch);
-    backward(ctx, batch);
-}
-
 void Transformer::forward(Context& ctx, MicroBatch& batch) {
     batch.saved = ctx.saved.mark();
     ctx.rows.pop(0);

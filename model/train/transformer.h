@@ -56,9 +56,6 @@ public:
     // Head and loss, then all layers in reverse order. Main gradients are overwritten or accumulated
     // (ctx.grad_mode). With ctx.reduces_gradients they are also summed over ranks, on the wire stream.
     void backward(Context& ctx, MicroBatch& batch);
-    // forward, then backward.
-    void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,
-                           const TensorView& loss_sum);
     void evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
                   const TensorView& loss_sum, const ReadHead& read = {});
 

@@ -2,7 +2,6 @@
 // Masters are read and written through host memory, once per run.
 #include "model/validate/initial_weights.h"
 
-#include "kernels/core/error.h"
 #include "model/base/crc32c.h"
 
 #include <fmt/format.h>

@@ -299,7 +299,7 @@ TEST(Profile, SchedulesAndComparison) {
         EXPECT_LE(std::abs(shown[i].at("delta").get<double>()),
                   std::abs(shown[i - 1].at("delta").get<double>()));
     expect_contains(failure(10, fp8flow_alone({"profile", "--compare", file, folder.path("none.json")})),
-                    "none.json is no file");
+                    "none.json: No such file");
     const CommandResult other =
         fp8flow_alone({"profile", "--compare", file, folder.write("other.json", "{}")});
     EXPECT_EQ(other.status, 10);

@@ -2,7 +2,7 @@
 // Running, hashing, reading and writing of golden cases.
 #include "tests/golden/golden.h"
 
-#include "model/data/files.h"
+#include "kernels/core/random.h"
 #include "model/data/permutation.h"
 #include "tests/support/training.h"
 
@@ -23,15 +23,15 @@ namespace fp8flow::golden {
 namespace {
 
 std::string hash_text(uint64_t hash) { return fmt::format("{:016x}", hash); }
-std::string hash_of(const std::vector<double>& values) {
-    return hash_text(data::fnv1a(values.data(), values.size() * sizeof(double)));
+template <class Number> uint64_t hash_of_bytes(const std::vector<Number>& values) {
+    return fnv1a64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Number)});
 }
+std::string hash_of(const std::vector<double>& values) { return hash_text(hash_of_bytes(values)); }
 std::string hash_of(const test::Values& values) {
     uint64_t hash = 0;
     for (const auto& [name, floats] : values) {  // by name
         if (!name.starts_with("weight ") && !name.starts_with("bias ")) continue;
-        hash = data::mix64(hash, data::fnv1a(name.data(), name.size()),
-                           data::fnv1a(floats.data(), floats.size() * sizeof(float)));
+        hash = data::mix64(hash, fnv1a64(name), hash_of_bytes(floats));
     }
     return hash_text(hash);
 }

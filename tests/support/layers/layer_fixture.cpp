@@ -204,7 +204,12 @@ LayerResult ModelFixture::step(float offset, Gradient mode) {
     rank_.saved.reset_peak();
     loss_.as<float>()[0] = offset;
     model_.begin_step(ctx);
-    model_.train_micro_batch(ctx, tokens_, labels_, 1.0f / static_cast<float>(ctx.global_tokens), loss_);
+    Transformer::MicroBatch batch{.tokens = tokens_,
+                                  .labels = labels_,
+                                  .loss_scale = 1.0f / static_cast<float>(ctx.global_tokens),
+                                  .loss_sum = loss_};
+    model_.forward(ctx, batch);
+    model_.backward(ctx, batch);
     rank_.ops.device().synchronize();
     LayerResult result;
     read_rank(rank_, model_.parameters(), result);

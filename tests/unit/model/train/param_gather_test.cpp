@@ -42,8 +42,12 @@ LayerResult train_once(ProcessGroup& group, const LayerCase& c, Gather gather) {
     Context ctx = rank.context();
     ctx.overlaps_param_gather = gather == Gather::beside;
     model.model().begin_step(ctx);
-    model.model().train_micro_batch(ctx, model.tokens(), model.tokens(),
-                                    1.0f / static_cast<float>(ctx.global_tokens), loss);
+    Transformer::MicroBatch batch{.tokens = model.tokens(),
+                                  .labels = model.tokens(),
+                                  .loss_scale = 1.0f / static_cast<float>(ctx.global_tokens),
+                                  .loss_sum = loss};
+    model.model().forward(ctx, batch);
+    model.model().backward(ctx, batch);
     rank.wire->join(ctx);
     rank.ops.device().synchronize();
     LayerResult result;
