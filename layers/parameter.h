@@ -136,7 +136,7 @@ public:
           shards_(shards),
           masters_(masters),
           freeze_(freeze),
-          arena_(ops.device(), "parameters"),
+          arena_(ops.device(), "parameters", false, Arena::Order::first_fit),
           sums_(ops.device(), "sums over sources") {}
 
     // Allocates everything except the main gradient, initialises from Philox(seed, hash(name), global element

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Arena: chunks of host memory handed out in stack order, with bytes counted by category.
+// Arena: chunks of memory, with bytes counted by category.
 #include "kernels/core/arena.h"
 
 #include "kernels/core/error.h"
@@ -14,8 +14,8 @@ constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 }  // namespace
 
-Arena::Arena(Device& device, std::string name, bool poison)
-    : device_(device), name_(std::move(name)), poison_(poison) {}
+Arena::Arena(Device& device, std::string name, bool poison, Order order)
+    : device_(device), name_(std::move(name)), poison_(poison), order_(order) {}
 
 Arena::~Arena() { free_chunks(); }
 
@@ -43,18 +43,21 @@ void Arena::add_chunk(std::size_t bytes) {
 void Arena::free_chunks() {
     for (const Chunk& chunk : chunks_) device_.free(chunk.data);
     chunks_.clear();
-    chunk_ = used_ = 0;
+    chunk_ = 0;
 }
 
 void* Arena::allocate(std::size_t bytes, const char* category) {
     bytes = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
-    while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
+    const auto has_room = [bytes](const Chunk& chunk) { return chunk.size - chunk.used >= bytes; };
+    if (order_ == Order::first_fit) chunk_ = 0;
+    while (chunk_ < chunks_.size() && !has_room(chunks_[chunk_])) {
         ++chunk_;
-        used_ = 0;
+        if (order_ == Order::stack && chunk_ < chunks_.size()) chunks_[chunk_].used = 0;
     }
     if (chunk_ == chunks_.size()) add_chunk(bytes);
-    void* data = static_cast<uint8_t*>(chunks_[chunk_].data) + used_;
-    used_ += bytes;
+    Chunk& chunk = chunks_[chunk_];
+    void* data = static_cast<uint8_t*>(chunk.data) + chunk.used;
+    chunk.used += bytes;
     log_.push_back({category, static_cast<int64_t>(bytes)});
     bytes_in_use_ += static_cast<int64_t>(bytes);
     interval_peak_ = std::max(interval_peak_, bytes_in_use_);
@@ -86,9 +89,12 @@ ScaledTensor Arena::fp8(DType dtype, std::initializer_list<int64_t> shape, Scale
     return result;
 }
 
-Arena::Mark Arena::mark() const { return {chunk_, used_, log_.size()}; }
+Arena::Mark Arena::mark() const {
+    return {chunk_, chunk_ < chunks_.size() ? chunks_[chunk_].used : 0, log_.size()};
+}
 
 void Arena::rewind(const Mark& mark) {
+    FP8FLOW_CHECK(order_ == Order::stack, "arena {}: what is allocated stays", name_);
     FP8FLOW_CHECK(mark.log <= log_.size(), "arena {}: rewind to {} allocations, {} are live", name_, mark.log,
                   log_.size());
     if (mark.log < log_.size() && peak_by_category_.empty()) peak_by_category_ = by_category();
@@ -97,7 +103,7 @@ void Arena::rewind(const Mark& mark) {
         log_.pop_back();
     }
     chunk_ = mark.chunk;
-    used_ = mark.used;
+    if (chunk_ < chunks_.size()) chunks_[chunk_].used = mark.used;
 }
 
 int64_t Arena::reserved_bytes() const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Arena: stack-like memory for activations. The first step grows it chunk by chunk; once warm, a step
-// allocates nothing. Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer
-// call).
+// Arena: memory in chunks. Activations use it like a stack: the first step grows it chunk by chunk; once
+// warm, a step allocates nothing. Two of them serve a model: `saved` (forward to backward) and `scratch`
+// (inside one layer call).
 #pragma once
 
 #include "kernels/core/device.h"
@@ -15,14 +15,18 @@ namespace fp8flow {
 
 class Arena {
 public:
+    // stack: one allocation after the other; a tensor that does not fit into the rest of a chunk goes to the
+    // next. first_fit: a tensor goes to the first chunk with room for it, so that no rest is lost between
+    // large tensors; what is allocated stays.
+    enum class Order : uint8_t { stack, first_fit };
     // `poison`: fill each allocation with 0xFF (NaN in every float format, -1 in integers), for tests.
-    Arena(Device& device, std::string name, bool poison = false);
+    Arena(Device& device, std::string name, bool poison = false, Order order = Order::stack);
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // 256-byte aligned, uninitialised, one after the other except at the end of a chunk. `category` groups
-    // bytes in reports ("norm", "fc1", ...); a string literal.
+    // 256-byte aligned, uninitialised. `category` groups bytes in reports ("norm", "fc1", ...); a string
+    // literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
     ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
                      const char* category, int64_t groups = 0);
@@ -58,7 +62,7 @@ public:
 private:
     struct Chunk {
         void* data;
-        std::size_t size;
+        std::size_t size, used = 0;
     };
     struct Entry {
         const char* category;
@@ -71,9 +75,10 @@ private:
     Device& device_;
     std::string name_;
     bool poison_;
+    Order order_;
     std::vector<Chunk> chunks_;
     std::vector<Entry> log_;
-    std::size_t chunk_ = 0, used_ = 0;
+    std::size_t chunk_ = 0;  // of the last allocation
     int64_t bytes_in_use_ = 0, peak_bytes_ = 0, interval_peak_ = 0, num_growths_ = 0;
     int64_t expected_ = 0;  // of the first chunk
     int64_t deepest_ = 0;

@@ -76,6 +76,24 @@ TEST(Arena, TensorsAreAlignedAndDisjoint) {
     EXPECT_EQ(arena.bytes_in_use(), 256 * (1 + 1 + 1 + 2 + 1 + 4 + 1));
 }
 
+TEST(Arena, FirstFitLosesNoRestBetweenLargeTensors) {
+    CountingDevice device;
+    Arena stack(device, "stack"), first_fit(device, "parameters", false, Arena::Order::first_fit);
+    for (int layer = 0; layer < 8; ++layer)  // a matrix in FP8 and its scales, as parameters have them
+        for (Arena* arena : {&stack, &first_fit}) {
+            bytes_of_arena(*arena, 65 * kMiB);
+            std::memset(bytes_of_arena(*arena, kMiB).data, layer, kMiB);
+        }
+    EXPECT_EQ(first_fit.bytes_in_use(), 8 * 66 * kMiB);
+    EXPECT_EQ(first_fit.reserved_bytes(), (8 * 65 + 64) * kMiB);
+    EXPECT_EQ(stack.reserved_bytes(), 8 * (65 + 64) * kMiB);
+    std::set<void*> places;
+    for (int i = 0; i < 1000; ++i) places.insert(bytes_of_arena(first_fit, 257).data);
+    EXPECT_EQ(places.size(), 1000u);
+    EXPECT_EQ(first_fit.reserved_bytes(), (8 * 65 + 64) * kMiB);
+    EXPECT_THROW(first_fit.rewind({}), Error);
+}
+
 TEST(Arena, GrowsByChunksAndFreesThem) {
     CountingDevice device;
     {
