@@ -417,9 +417,8 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
                 names.storage.experts != ExpertNames::linear,
             ExitCode::usage,
             "--weights {}: no config.json next to it, and these are tensors of Granite: put the model's "
-            "there, or name "
-            "it with --hf-config, for embedding_multiplier, attention_multiplier, residual_multiplier and "
-            "logits_scaling",
+            "there, or name it with --hf-config, for embedding_multiplier, attention_multiplier, "
+            "residual_multiplier and logits_scaling",
             path);
     names.folds = config.imported.empty() ? imported.folds : config.folds;
     const std::set<std::string> later = later_layers(set, names, imported),
