@@ -6,6 +6,7 @@
 #include "model/checkpoint/resume.h"
 #include "model/job/stop_signals.h"
 #include "model/job/watchdog.h"
+#include "model/plan/plan.h"
 #include "model/report/run_report.h"
 #include "model/report/step_values.h"
 #include "model/report/table.h"
@@ -54,6 +55,7 @@ void Training::begin() {
     open_checkpoints();
     first_step_ = trainer_->steps_done();
     for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
+    flops_per_token_ = sum_of(plan::count_flops(config_), &plan::FlopPart::both);
     trainer_->stop_when([] { return stop_signal() != 0; });
     // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
     folder_.keep();
@@ -111,7 +113,8 @@ void Training::report(const StepResult& result) {
     const int64_t iteration = result.step + 1;
     folder_.check_if_unsure();
     stopping_ = stopping_ || result.stop_asked;
-    const StepValues values = values_of(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    const StepValues values =
+        values_of(config_, flops_per_token_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
     records_.add(values, iteration == first_step_ + 1 ? &provenance_ : nullptr);
     if (config_.output.tensor_stats) records_.add_tensor_stats(iteration);
     on_step(result, values);

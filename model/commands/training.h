@@ -91,6 +91,7 @@ private:
     bool stopping_ = false;  // a rank was asked to; the same on all
     uint64_t run_ = 0;       // CheckpointManifest::run
     int64_t parameter_bytes_ = 0;
+    double flops_per_token_ = 0;
 };
 
 }  // namespace fp8flow

@@ -2,7 +2,6 @@
 // The values of a step and their names.
 #include "model/report/step_values.h"
 
-#include "model/plan/plan.h"
 #include "model/report/records.h"
 #include "model/report/table.h"
 
@@ -96,10 +95,10 @@ std::optional<double> shown(const StepField& field, const StepValues& values) {
     return value && field.only_above_zero && *value <= 0 ? std::nullopt : value;
 }
 
-StepValues values_of(const Config& config, const StepResult& result, int world_size,
+StepValues values_of(const Config& config, double flops_per_token, const StepResult& result, int world_size,
                      int64_t allocated_bytes) {
     const double tokens = static_cast<double>(result.tokens) / result.seconds;
-    const double tflops = tokens * sum_of(plan::count_flops(config), &plan::FlopPart::both) * 1e-12;
+    const double tflops = tokens * flops_per_token * 1e-12;
     StepValues values;
     values.record = {{"type", "step"},
                      {"iteration", result.step + 1},

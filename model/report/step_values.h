@@ -25,8 +25,9 @@ struct StepValues {
     // A number of the record or of the others.
     std::optional<double> find(const char* name) const;
 };
-// `allocated_bytes`: memory of rank 0 at the peak of the step.
-StepValues values_of(const Config& config, const StepResult& result, int world_size,
+// `flops_per_token`: forward and backward (plan::count_flops). `allocated_bytes`: memory of rank 0 at the
+// peak of the step.
+StepValues values_of(const Config& config, double flops_per_token, const StepResult& result, int world_size,
                      int64_t allocated_bytes = 0);
 
 struct StepField {

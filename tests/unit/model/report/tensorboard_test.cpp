@@ -143,7 +143,7 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
                           .seconds = 0.5,
                           .tokens = 1000,
                           .load = {{.layer = 1}, {.layer = 3}}};
-        file.step(values_of(config, result, 4, 1 << 20));
+        file.step(values_of(config, 1e6, result, 4, 1 << 20));
         file.evaluation(11, 2.0);
     }
     EXPECT_EQ(std::filesystem::path(path).filename().string().substr(0, 20), "events.out.tfevents.");
