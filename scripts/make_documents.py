@@ -10,6 +10,8 @@ A page marks the place of a table by `<!-- table NAME -->` and `<!-- end NAME --
 replaced. docs/scaling.md has `<!-- plan`, lines `LABEL: ARGUMENTS`, `-->`, and `<!-- plan ends -->`: one row of
 `PROGRAM plan ARGUMENTS --markdown` per recipe, the label in front. --check writes nothing: the exit status is 1,
 with the difference, where a page differs, or where it asks for a table that does not exist.
+
+Longer than 600 lines: every table has its function here, and they share the formats of cells and sources.
 """
 import collections
 import difflib

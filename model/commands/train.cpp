@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a report and a summary.
-#include "kernels/core/clock.h"
 #include "model/checkpoint/folder.h"
 #include "model/commands/next_steps.h"
 #include "model/commands/training.h"
@@ -15,6 +14,7 @@
 #include "model/weights/export.h"
 
 #include <fmt/ranges.h>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 
@@ -96,12 +96,13 @@ public:
     }
 
     int run() {
-        const double start = clock_seconds();
+        const auto start = std::chrono::steady_clock::now();
         train();
         note_stage(Stage::exporting, trainer_->steps_done());
         if (export_ && is_done()) export_model();
         note_stage(Stage::summary, trainer_->steps_done());
-        if (world_.rank() == 0) finish(clock_seconds() - start);
+        if (world_.rank() == 0)
+            finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         world_.barrier();
         if (!is_done()) return static_cast<int>(ExitCode::stopped);
         return static_cast<int>(save_failed_ ? ExitCode::checkpoint : ExitCode::ok);

@@ -4,7 +4,6 @@
 // runs/ARM-SEED/run.json (model/validate/run_file.h) next to the files of a training. A finished job is not
 // run again. An interrupted one continues from its last checkpoint (checkpoint.save_interval), or begins
 // again.
-#include "kernels/core/clock.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/folder.h"
 #include "model/commands/next_steps.h"
