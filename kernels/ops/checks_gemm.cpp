@@ -40,7 +40,7 @@ double gemm_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
-// Hopper has no MMA with MX scales: the same values run as BF16.
+// MX scales are applied on CUDA cores for every 32 of the contraction: at most the rate of BF16.
 Unit unit_of(const ScaledTensor& operand) {
     return is_fp8(operand.data.dtype) && operand.layout != L::mx32 ? Unit::fp8_mma : Unit::bf16_mma;
 }

@@ -31,6 +31,7 @@ const Rows kRows[] = {
     {"fp8 blocks", DType::e4m3, L::vec128, L::block128, GemmForm::nt, 128},
     {"fp8 rows", DType::e4m3, L::row, L::row, GemmForm::nt, 16},
     {"fp8 tensor", DType::e5m2, L::tensor, L::tensor, GemmForm::nt, 16},
+    {"mxfp8", DType::e4m3, L::mx32, L::mx32, GemmForm::nt, 32},
 };
 struct Columns {
     const char* name;
@@ -44,12 +45,16 @@ const Columns kColumns[] = {
     {"fp8 columns of a block", DType::e4m3, L::vec128, 128},
     {"fp8 columns of a group", DType::e4m3, L::group_row, 16},
     {"fp8 tensor", DType::e4m3, L::tensor, 16},
+    {"mxfp8", DType::e4m3, L::mx32, 32},
 };
-constexpr int64_t kN = 520, kK = 768;
+constexpr int64_t kN = 528, kK = 768;
 
 void fill_operand(const HostScaled& t, uint64_t seed) {
     fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
-    if (t.scales.view()) fill_uniform(t.scales, seed + 1, 0.25, 2.0);
+    if (t.scales.view().dtype == DType::e8m0)
+        fill_pow2(t.scales, seed + 1, -3, 3);
+    else if (t.scales.view())
+        fill_uniform(t.scales, seed + 1, 0.25, 2.0);
 }
 
 // One grouped GEMM with its operands on the host and on the GPU.

@@ -237,7 +237,7 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
                              a_base, d_base, n, k, fmt::join(counts, ","), weights));
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t E = weights > 0 ? weights : groups.num_groups(), capacity = groups.capacity();
-    HostScaled a(c.dtype, {round_up(a_base + capacity + 2, 4), k}, c.a);
+    HostScaled a(c.dtype, {round_up(a_base + capacity + 2, 16), k}, c.a);
     HostScaled b =
         c.form == GemmForm::nt ? HostScaled(c.dtype, {E, n, k}, c.b) : HostScaled(c.dtype, {E, k, n}, c.b);
     fill_operand(a, 11);
@@ -298,6 +298,22 @@ TEST(GroupedGemmParity, ScalesOfWholeRowsAndTensors) {
         for (const auto& counts : kCounts) {
             run_grouped(c, counts, 0, 0, 520, 1040, GemmBackend::native);
             run_grouped(c, counts, 48, 16, 264, 144, GemmBackend::native);
+        }
+}
+
+// Blocks of 32: several tiles and stages, a stage and a block that end early, groups that end inside a tile;
+// experts without rows; two and more groups of a weight.
+TEST(GroupedGemmParity, MxBlocks) {
+    for (const DType dtype : {DType::e4m3, DType::e5m2})
+        for (const int64_t alignment : {32, 128}) {
+            const GroupedCase c{
+                dtype,    L::mx32, L::mx32, GemmForm::nt, dtype == DType::e4m3 ? DType::bf16 : DType::f32,
+                alignment};
+            for (const auto& counts : kCounts) {
+                run_grouped(c, counts, 0, 0, 528, 1040, GemmBackend::native);
+                run_grouped(c, counts, 96, 32, 272, 176, GemmBackend::native);
+            }
+            run_grouped(c, {3, 140, 0, 17, 5, 129}, 32, 64, 400, 304, GemmBackend::native, 2);
         }
 }
 
@@ -390,6 +406,7 @@ TEST(GroupedGemmWgradParity, InPartsOfTheGroups) {
             run(DType::e4m3, L::vec128, 128, 264, 520);
             run(DType::e4m3, L::group_row, 16, 264, 520);
             run(DType::e4m3, L::mx32, 32, 72, 144);
+            run(DType::e4m3, L::mx32, 32, 272, 528);
         }
 }
 
@@ -407,6 +424,16 @@ TEST(GroupedGemmWgradParity, ScalesOfWholeColumnsAndTensors) {
             run(DType::e5m2, L::tensor, 32, 0, 0);
         }
     }
+}
+
+TEST(GroupedGemmWgradParity, MxBlocks) {
+    for (const auto& counts : kCounts)
+        for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            run_wgrad(DType::e4m3, DType::e4m3, L::mx32, 32, counts, 96, 32, mode, GemmBackend::native, 272,
+                      528);
+            run_wgrad(DType::e5m2, DType::e4m3, L::mx32, 128, counts, 0, 128, mode, GemmBackend::native, 144,
+                      304);
+        }
 }
 
 }  // namespace

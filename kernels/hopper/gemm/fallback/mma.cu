@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Any GEMM of BF16 or FP8 operands on tensor cores (mma.sync), where sm90/ does not support it; mxfp8 always
-// runs here. FP8 values are decoded to BF16 (exact) on their way into shared memory, so products are exact
-// and only the order of the FP32 additions differs from simt.cu. Group sizes are read on the device.
+// Any GEMM of BF16 or FP8 operands on tensor cores (mma.sync), where sm90/ does not support it. FP8 values
+// are decoded to BF16 (exact) on their way into shared memory, so products are exact and only the order of
+// the FP32 additions differs from simt.cu. Group sizes are read on the device.
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/gemm/problem.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the FP8 GEMMs share: scale granularities, wgmma and promotion, the producer's loads, the scales of a
-// step, and the alternating mainloop (fp8.cu, all that its overlapped mainloop does not compute).
+// step, and the alternating mainloop (fp8.cu, all that its overlapped mainloop does not compute). MXFP8:
+// fp8_mx.cu.
 #pragma once
 
 #include "kernels/hopper/gemm/sm90/pipeline.h"
@@ -33,13 +34,13 @@ template <Owned kOwned> __device__ __forceinline__ int first_row(int warpgroup) 
     return (kOwned == Owned::rows ? 64 * warpgroup : 0) + thread / 32 * 16 + thread % 32 / 4;
 }
 
-// Issues the wgmma of one chain over one stage, and waits for all that were issued.
-template <class Wgmma>
+// Issues the wgmma of one chain over kK of the contraction, and waits for all that were issued.
+template <class Wgmma, int kK = kFp8StageK>
 __device__ __forceinline__ void start_mma(float (&partial)[64], uint64_t a, uint64_t b) {
     wgmma_fence();
     wgmma_fence_operand(partial);
 #pragma unroll
-    for (int k = 0; k < kFp8StageK / 32; ++k)
+    for (int k = 0; k < kK / 32; ++k)
         Wgmma::multiply(partial, advance_descriptor(a, 32 * k), advance_descriptor(b, 32 * k), k > 0);
     wgmma_commit();
 }
@@ -89,17 +90,17 @@ __device__ __forceinline__ void mma_and_promote(uint64_t a, uint64_t b, float (&
 // ---- producer: one thread
 //
 // B's part of a stage is 256 consecutive rows of B. If warpgroups own rows, it is 128 rows from each half of
-// the group's B, and groups divide rows.
-template <ScaleMode kScaleMode, Owned kOwned = Owned::columns, class Shared>
-__device__ __forceinline__ void produce_operands(const GemmProblem& problem, Shared& shared,
-                                                 const CUtensorMap* map_a, const CUtensorMap* map_b) {
+// the group's B, and groups divide rows. load_scales(tile, step, stage, full) issues the copies of the
+// scales, scale_bytes for each stage.
+template <Owned kOwned = Owned::columns, class Shared, class LoadScales>
+__device__ __forceinline__ void produce_stages(const GemmProblem& problem, Shared& shared,
+                                               const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                               uint32_t scale_bytes, LoadScales load_scales) {
     constexpr bool kRowsOwned = kOwned == Owned::rows;
     const int rank = static_cast<int>(cluster_rank());
-    constexpr uint32_t kRowBytes = has_row_scales(kScaleMode) ? kTileRows * sizeof(float) : 0,
-                       kColBytes = has_column_scales(kScaleMode) ? kTileCols * sizeof(float) : 0;
     const int b_half = kRowsOwned ? static_cast<int>(problem.n / 2) : kTileCols / 2;
     produce_tiles<kFp8StageK>(
-        problem, shared, kStageBytes + kRowBytes + kColBytes,
+        problem, shared, kStageBytes + scale_bytes,
         [&](const WorkTile& tile, auto multicast, int step, int index, Mbarrier* full) {
             const int64_t first_a = kRowsOwned ? 0 : tile.a_k, first_b = kRowsOwned ? 0 : tile.b_k;
             const int a_k = static_cast<int>(first_a) + step * kFp8StageK,
@@ -115,17 +116,30 @@ __device__ __forceinline__ void produce_operands(const GemmProblem& problem, Sha
             load_operand<2>(load_of(multicast, Multicast::b), rank, map_b, full, to_b,
                             kTileCols / 2 * kStageRowBytes,
                             [&](int i) { return make_int2(b_k, b + i * b_half); });
+            load_scales(tile, step, index, full);
+        });
+}
+// Scales of rows and of columns are bulk copies.
+template <ScaleMode kScaleMode, Owned kOwned = Owned::columns, class Shared>
+__device__ __forceinline__ void produce_operands(const GemmProblem& problem, Shared& shared,
+                                                 const CUtensorMap* map_a, const CUtensorMap* map_b) {
+    constexpr uint32_t kRowBytes = has_row_scales(kScaleMode) ? kTileRows * sizeof(float) : 0,
+                       kColBytes = has_column_scales(kScaleMode) ? kTileCols * sizeof(float) : 0;
+    produce_stages<kOwned>(
+        problem, shared, map_a, map_b, kRowBytes + kColBytes,
+        [&](const WorkTile& tile, int step, int index, Mbarrier* full) {
             const auto scales_at = [step](const OperandScale& s, int64_t k, int64_t output) {
                 return static_cast<const float*>(s.scales) + (k / kFp8StageK + step) * s.block_stride +
                        output;
             };
+            constexpr bool kRowsOwned = kOwned == Owned::rows;
             if (kRowBytes > 0)
-                bulk_load(scales_at(problem.a.scale, first_a, tile.a_output), full, shared.row_scales[index],
-                          kRowBytes);
+                bulk_load(scales_at(problem.a.scale, kRowsOwned ? 0 : tile.a_k, tile.a_output), full,
+                          shared.row_scales[index], kRowBytes);
             if constexpr (kColBytes > 0)
                 // per warpgroup; it may be past the last column, and then its sums are not stored
                 for (int64_t col = 0; col < kTileCols; col += kWarpgroupCols)
-                    bulk_load(scales_at(problem.b.scale, first_b,
+                    bulk_load(scales_at(problem.b.scale, kRowsOwned ? 0 : tile.b_k,
                                         min(tile.b_output + col, problem.n - kWarpgroupCols)),
                               full, shared.col_scales[index] + col, kWarpgroupCols * sizeof(float));
         });

@@ -255,7 +255,7 @@ __device__ void produce_tiles(const GemmProblem& p, Shared& shared, uint32_t sta
 }
 
 // A consumer warp releases a stage, to the producers of both CTAs, once all its lanes are done with it.
-__device__ __forceinline__ void release_stage(SharedStorage& shared, int stage) {
+template <class Shared> __device__ __forceinline__ void release_stage(Shared& shared, int stage) {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
     if (lane == 0) mbarrier_arrive(&shared.empty[stage]);
@@ -496,12 +496,15 @@ inline CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& sh
     return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, box_rows);
 }
 // Conditions of the kernels, and their launchers: rows grouped (fp8.cu, which also takes weight gradients
-// with scales constant along the contraction; bf16.cu) and weight gradients (fp8_wgrad.cu, bf16_wgrad.cu).
+// with scales constant along the contraction; bf16.cu), weight gradients (fp8_wgrad.cu, bf16_wgrad.cu), and
+// MXFP8 of both kinds (fp8_mx.cu).
 bool wgmma_supports_fp8(const GemmProblem& problem, int64_t group_alignment);
+bool wgmma_supports_mx(const GemmProblem& problem, int64_t group_alignment);
 bool wgmma_supports_bf16(const GemmProblem& problem);
 using LaunchWgmma = void(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
                          const Launch& launch);
-LaunchWgmma launch_wgmma_fp8, launch_wgmma_bf16, launch_wgmma_fp8_wgrad, launch_wgmma_bf16_wgrad;
+LaunchWgmma launch_wgmma_fp8, launch_wgmma_mx, launch_wgmma_bf16, launch_wgmma_fp8_wgrad,
+    launch_wgmma_bf16_wgrad;
 // A weight gradient with several sets of operands (fp8_wgrad.cu).
 struct StoredSet {
     OperandSet set;

@@ -20,13 +20,15 @@ bool is_blockwise_wgrad(const GemmProblem& p) {
     return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
            p.n * size_of(p.d_dtype) % 16 == 0;
 }
+bool is_mx(const GemmProblem& p) { return p.a.scale.block == kMxBlock; }
 StoredShape shape_of(const ScaledTensor& t) { return {t.data.rows(), t.data.cols()}; }
 
 }  // namespace
 
 bool wgmma_supports(const GemmCall& call) {
     const GemmProblem& p = call.problem;
-    return (wgmma_supports_bf16(p) || wgmma_supports_fp8(p, call.group_alignment)) &&
+    return (wgmma_supports_bf16(p) || wgmma_supports_fp8(p, call.group_alignment) ||
+            wgmma_supports_mx(p, call.group_alignment)) &&
            addressable(call.a.data) && addressable(call.b.data) && storable(p);
 }
 
@@ -35,6 +37,7 @@ bool launch_wgmma(const GemmCall& call, const Launch& launch) {
     const GemmProblem& p = call.problem;
     const auto run = wgmma_supports_bf16(p)
                          ? (p.grouped == Grouped::contraction ? launch_wgmma_bf16_wgrad : launch_wgmma_bf16)
+                     : is_mx(p)               ? launch_wgmma_mx
                      : !is_blockwise_wgrad(p) ? launch_wgmma_fp8
                      : is_small_wgrad(p)      ? launch_wgmma_fp8_wgrad_small
                                               : launch_wgmma_fp8_wgrad;
