@@ -130,6 +130,7 @@ private:
         config.checkpoint.load = begun ? "auto" : "";
         config.checkpoint.finetune = false;
         config.output.metrics = true;
+        config.output.record_routing.clear();  // a file of one run
         if (const std::string& arm = run.options_.routing_of; !arm.empty()) {
             const std::string recorded = job_name(arm, job.seed),
                               path = run.folder_of(recorded) + "/" + kRouting;

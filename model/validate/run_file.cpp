@@ -80,9 +80,13 @@ void check_done(const RunFile& file) {
     std::string problem;
     try {
         const json& content = file.content;
-        for (const char* item : {"against", "commit", "backend", "ranks", "data", "routing of", "order",
-                                 "initial weights", "routing"})
+        for (const char* item :
+             {"backend", "ranks", "data", "routing of", "order", "initial weights", "routing"})
             content.at(item);
+        for (const char* item : {"configuration", "keys"})
+            content.at(item).get<std::map<std::string, std::string>>();
+        content.at("against").get<std::string>();
+        as_trained({}, content);
         const Curve curve = run_of(content).curve;
         const std::string steps = content.at("configuration").at("training.train_iters");
         if (content.contains(kChecksum) && content.at(kChecksum) != checksum_of(content))
@@ -156,11 +160,13 @@ std::vector<RunFile> read_run_files(const std::string& folder) {
         const std::string path = (entry.path() / kRunFile).string();
         if (!std::filesystem::exists(path, error)) continue;
         json content = json::parse(InputFile(path, ExitCode::data).text(kMostBytes), nullptr, false);
-        bool is_whole = content.is_object();
-        for (const char* item : {"arm", "seed", "number", "keys"})
-            is_whole = is_whole && content.contains(item);
-        require(is_whole, ExitCode::data,
-                "{}: not the file of a run of validate; remove it to run this arm again", path);
+        const auto of = [&](const char* item) {
+            return content.is_object() ? content.value(item, json()) : json();
+        };
+        require(of("arm").is_string() && of("seed").is_number_integer() && of("number").is_number_integer() &&
+                    of("keys").is_object(),
+                ExitCode::data, "{}: not the file of a run of validate; remove it to run this arm again",
+                path);
         files.push_back({std::move(content), path});
         if (files.back().is_done()) check_done(files.back());
     }

@@ -90,10 +90,12 @@ TEST(Validate, AnIntervalOverTheLimitIsInconclusiveAndSaysWhatWouldDecide) {
 TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
     TemporaryFolder folder;
     Texts line = with(validate(folder.path("out"), {"training.train_iters=6", "validate.control_arm=false",
-                                                    "validate.warmup_iters=2", "validate.recipes=[bf16]"}),
+                                                    "validate.warmup_iters=2", "validate.recipes=[bf16]",
+                                                    "output.record_routing=" + folder.path("experts")}),
                       {"--ablate"});
     const CommandResult run = fp8flow_alone(line);
     EXPECT_LE(run.status, 1) << run.err;
+    EXPECT_FALSE(std::filesystem::exists(folder.path("experts"))) << "a file is of one run, here are eight";
     expect_contains(run.out, "no noise floor: no control arm ran");
     const json result = json::parse(read_whole(folder.path("out/validate.json")));
     EXPECT_TRUE(result.at("noise floor").is_null()) << result.at("noise floor");
@@ -360,6 +362,13 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
     edited("its losses are not those of the training", [](json& run) { run["lm_loss"][1] = 1.5; });
     edited("its losses are not those of the training", [](json& run) { run["held out"] = 1.5; });
     edited("key 'order' not found", [](json& run) { run.erase("order"); });
+    edited("key 'gpu clock hertz' not found",
+           [](json& run) { run["measured"]["machine"].erase("gpu clock hertz"); });
+    edited("type must be string, but is number", [](json& run) { run["keys"]["training.lr"] = 0.1; });
+    edited("type must be string, but is null", [](json& run) { run["commit"] = nullptr; });
+    edited("type must be string, but is number",
+           [](json& run) { run["configuration"]["training.lr"] = 0.1; });
+    edited("not the file of a run of validate", [](json& run) { run["seed"] = "1"; });
     edited("is compared with the arm nobody, and no run of it", [](json& run) { run["against"] = "nobody"; });
     folder.write(path, text);
     const CommandResult other =
