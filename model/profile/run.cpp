@@ -265,8 +265,10 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
     if (measured_steps) result.profile.profile_step_end = config.profile.profile_step_start + *measured_steps;
     result.training.eval_iters = 0;
     result.training.on_divergence = OnDivergence::stop;
+    result.output.record_routing.clear();
     const ProfileRouting routing = config.profile.routing;
     if (routing == ProfileRouting::data) return result;
+    result.data.routing_path.clear();
     result.moe.moe_router_force_load_balancing = routing == ProfileRouting::balanced;
     result.moe.moe_router_force_biased = routing == ProfileRouting::skewed_1_25  ? 1.25
                                          : routing == ProfileRouting::skewed_2_0 ? 2.0
