@@ -3,6 +3,7 @@
 #include "kernels/core/error.h"
 #include "model/bench/cases/case.h"
 #include "model/config/fields.h"
+#include "model/safetensors/input.h"
 
 namespace fp8flow::bench {
 
@@ -25,7 +26,7 @@ const Case& find_case(const std::string& name) {
         names.push_back(known.name);
     }
     const std::string near = nearest_name(name, names);
-    fail(ExitCode::usage, "bench: unknown operation '{}'{}; see fp8flow bench --list", name,
+    fail(ExitCode::usage, "bench: unknown operation '{}'{}; see fp8flow bench --list", printable(name),
          near.empty() ? "" : fmt::format(", did you mean '{}'", near));
 }
 

@@ -29,7 +29,7 @@ void expand(const std::string& text, const std::map<std::string, std::string>& l
             std::vector<std::string>& out) {
     const size_t open = text.find('{'), close = text.find('}', std::min(open, text.size()));
     if (close == std::string::npos) {
-        require(out.size() < kMostRows, ExitCode::usage, "--suite: more than {} rows", kMostRows);
+        require(out.size() < kMostRows, ExitCode::usage, "more than {} rows", kMostRows);
         out.push_back(text);
         return;
     }
@@ -106,7 +106,14 @@ std::vector<SuiteEntry> suite(const std::string& name) {
         names.emplace_back(file.name);
     }
     std::error_code error;
-    if (std::filesystem::exists(name, error)) return parse(read_text_file(name, ExitCode::usage, "--suite"));
+    if (std::filesystem::exists(name, error)) {
+        const std::string text = read_text_file(name, ExitCode::usage, "--suite");
+        try {
+            return parse(text);
+        } catch (const Error& problem) {
+            fail(problem.code(), "--suite {}: {}", name, problem.what());
+        }
+    }
     const std::string near = nearest_name(name, names);
     fail(ExitCode::usage, "--suite: got '{}', want {} or a file{}", name, fmt::join(names, ", "),
          near.empty() ? "" : fmt::format(" (did you mean '{}')", near));

@@ -291,7 +291,10 @@ struct Wrong {
 };
 
 TEST(Bench, WrongCommandLinesAreRefused) {
+    TemporaryFolder folder;
     const Wrong wrongs[] = {
+        {{"bench", "--suite", folder.write("own.txt", "rms_norm T=40\nrms_nrom T=40\n")},
+         "own.txt: bench: unknown operation 'rms_nrom', did you mean 'rms_norm'"},
         {{"bench"}, "name an operation or a --suite"},
         {{"bench", "rms_nrom"},
          "unknown operation 'rms_nrom', did you mean 'rms_norm'; see fp8flow bench --list"},
