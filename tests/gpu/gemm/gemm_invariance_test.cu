@@ -206,8 +206,8 @@ TEST(GemmInvariance, RowsDoNotDependOnOtherGroups) {
             const int64_t from = first.groups.first(1), to = other.groups.first(1);
             copy_values(first.a.data, from * kK, other.a.data, to * kK, kKept * kK);
             if (rows.a == L::row) copy_values(first.a.scales, from, other.a.scales, to, kKept);
-            if (rows.a == L::vec128)
-                for (int64_t block = 0; block < kK / kBlock; ++block)
+            if (rows.a == L::vec128 || rows.a == L::mx32)
+                for (int64_t block = 0; block < first.a.scales.view().dim(0); ++block)
                     copy_values(first.a.scales, block * first.a.data.view().dim(0) + from, other.a.scales,
                                 block * other.a.data.view().dim(0) + to, kKept);
             const HostTensor got = other.run();
@@ -238,11 +238,13 @@ TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
                     copy_values(fp8, i * fp8.dim(1) + from, copy, i * copy.dim(1) + to, kKept);
                 // blocks of the contraction by their place; scales of a group and of a tensor are where they
                 // were
-                const int64_t per_block = columns.layout == L::tile128  ? ceil_div(width, kBlock)
-                                          : columns.layout == L::vec128 ? width
-                                                                        : 0;
-                copy_values(source->scales, from / kBlock * per_block, target->scales,
-                            to / kBlock * per_block, ceil_div(kKept, kBlock) * per_block);
+                const int64_t block = columns.layout == L::mx32 ? kMxBlock : kBlock;
+                const int64_t per_block = columns.layout == L::tile128 ? ceil_div(width, kBlock)
+                                          : columns.layout == L::vec128 || columns.layout == L::mx32
+                                              ? width
+                                              : 0;
+                copy_values(source->scales, from / block * per_block, target->scales, to / block * per_block,
+                            ceil_div(kKept, block) * per_block);
             }
             const HostTensor got = other.run();
             EXPECT_EQ(
