@@ -579,6 +579,7 @@ TABLES = {**{make.__name__: make for make in (
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
     "evidence": functools.partial(differences, LOSSES),
+    "evidence_524m": functools.partial(differences, "validate_evidence_524m_h200.json"),
     "fixed_routing": functools.partial(differences, "validate_evidence_routing_h200.json"),
     "deepseek_v2_lite": functools.partial(losses, "validate_deepseek_v2_lite_h200_x2.json")}
 
