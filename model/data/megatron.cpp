@@ -185,9 +185,14 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
 MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(options) {
     std::vector<std::string> entries;
     for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
-    const DataFiles list = list_data_files(entries, {".idx"});
+    const DataFiles list = list_data_files(entries, {".idx", ".bin"});
     warnings_ = list.warnings;
+    std::vector<std::string> alone;
     for (const DataFile& file : list.files) {
+        if (file.path.ends_with(".bin")) {
+            if (!exists(index_entry(file.path))) alone.push_back(file.path);
+            continue;
+        }
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
                 file.path);
         const std::string prefix = file.path.substr(0, file.path.size() - 4), bin_path = prefix + ".bin";
@@ -208,6 +213,10 @@ MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(optio
         documents_ += index.documents;
         ++files_;
     }
+    if (!alone.empty())
+        warnings_.push_back(
+            fmt::format("{}: .bin files without an .idx file, which are left out: {}, for example {}",
+                        where(), alone.size(), alone.front()));
     require(files_ > 0, ExitCode::data, "{}: no .idx file", where());
     check();
     if (options.held_out_fraction > 0.0)

@@ -211,6 +211,14 @@ TEST(Megatron, WarnsOfWhatIsNamedTwiceAndOfAHeldOutPartFarFromItsShare) {
     ASSERT_EQ(source.warnings().size(), 1u);
     expect_contains(source.warnings()[0],
                     "each is read once an epoch: 3, for example " + folder.path("a.idx"));
+    folder.write("b.bin", "the index was not copied");
+    for (const char* entry : {"", "/*"}) {
+        options.data_path = {folder.path() + entry};
+        const std::vector<std::string> warnings = MegatronSource(options).warnings();
+        ASSERT_EQ(warnings.size(), 1u);
+        expect_contains(warnings[0], ".bin files without an .idx file, which are left out: 1, for example " +
+                                         folder.path("b.bin"));
+    }
 }
 
 TEST(Megatron, BrokenOnesAreRefusedWithFileAndNumbers) {
