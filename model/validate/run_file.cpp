@@ -8,6 +8,7 @@
 #include "model/safetensors/input.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <filesystem>
 #include <limits>
@@ -55,7 +56,8 @@ void check_item(const RunFile& first, const RunFile& file, const std::string& it
     if (item == "configuration") there = with_new_keys(there), here = with_new_keys(here);
     if (there == here) return;
     const auto is_equal = [&](const json& commit) {
-        return std::ranges::count(equal_commits, commit.get<std::string>()) > 0;
+        return std::ranges::any_of(equal_commits,
+                                   [&](const std::string& name) { return commit == json(name); });
     };
     std::string advice = "compare runs of one program on the same data, with the same configuration";
     if (item == "plugin") advice = "give the arm another name if its library computes something else now";
@@ -65,14 +67,29 @@ void check_item(const RunFile& first, const RunFile& file, const std::string& it
                               there.get<std::string>(), here.get<std::string>());
     }
     std::string name = item, then = there.dump(), now = here.dump();
-    if (there.is_object())
-        for (const auto& [key, value] : there.items())
-            if (!here.contains(key) || here.at(key) != value) {
-                name = key, then = value, now = here.value(key, "nothing");
-                break;
-            }
+    if (there.is_object()) {
+        json all = there;
+        all.update(here);
+        for (const auto& [key, value] : all.items()) {
+            then = there.value(key, "nothing"), now = here.value(key, "nothing");
+            name = key;
+            if (then != now) break;
+        }
+    }
     fail(ExitCode::usage, "the runs differ in {}: {} has {}, {} has {}; {}", name, first.path, then,
          file.path, now, advice);
+}
+
+// Done or not, it can be compared with others.
+bool is_run_file(const json& content) {
+    if (!content.is_object()) return false;
+    const auto of = [&](const char* item) { return content.value(item, json()); };
+    const auto is_text = [](const json& value) { return value.is_string(); };
+    return is_text(of("arm")) && is_text(of("commit")) && (of("plugin").is_null() || is_text(of("plugin"))) &&
+           of("seed").is_number_integer() && of("number").is_number_integer() &&
+           std::ranges::all_of(std::array{of("keys"), of("configuration")}, [&](const json& texts) {
+               return texts.is_object() && std::ranges::all_of(texts, is_text);
+           });
 }
 
 // Throws Error(data) unless a report can be made of this run.
@@ -83,8 +100,6 @@ void check_done(const RunFile& file) {
         for (const char* item :
              {"backend", "ranks", "data", "routing of", "order", "initial weights", "routing"})
             content.at(item);
-        for (const char* item : {"configuration", "keys"})
-            content.at(item).get<std::map<std::string, std::string>>();
         content.at("against").get<std::string>();
         as_trained({}, content);
         const Curve curve = run_of(content).curve;
@@ -160,13 +175,8 @@ std::vector<RunFile> read_run_files(const std::string& folder) {
         const std::string path = (entry.path() / kRunFile).string();
         if (!std::filesystem::exists(path, error)) continue;
         json content = json::parse(InputFile(path, ExitCode::data).text(kMostBytes), nullptr, false);
-        const auto of = [&](const char* item) {
-            return content.is_object() ? content.value(item, json()) : json();
-        };
-        require(of("arm").is_string() && of("seed").is_number_integer() && of("number").is_number_integer() &&
-                    of("keys").is_object(),
-                ExitCode::data, "{}: not the file of a run of validate; remove it to run this arm again",
-                path);
+        require(is_run_file(content), ExitCode::data,
+                "{}: not the file of a run of validate; remove it to run this arm again", path);
         files.push_back({std::move(content), path});
         if (files.back().is_done()) check_done(files.back());
     }

@@ -364,11 +364,13 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
     edited("key 'order' not found", [](json& run) { run.erase("order"); });
     edited("key 'gpu clock hertz' not found",
            [](json& run) { run["measured"]["machine"].erase("gpu clock hertz"); });
-    edited("type must be string, but is number", [](json& run) { run["keys"]["training.lr"] = 0.1; });
-    edited("type must be string, but is null", [](json& run) { run["commit"] = nullptr; });
-    edited("type must be string, but is number",
-           [](json& run) { run["configuration"]["training.lr"] = 0.1; });
-    edited("not the file of a run of validate", [](json& run) { run["seed"] = "1"; });
+    edited("type must be string, but is null", [](json& run) { run["against"] = nullptr; });
+    for (const char* entry : {"/seed", "/commit", "/keys/training.lr", "/configuration/training.lr"})
+        edited("not the file of a run of validate",
+               [&](json& run) { run[json::json_pointer(entry)] = json::array(); });
+    edited("the runs differ in training.new_key: " + folder.path("bf16/runs/bf16-1/run.json") +
+               " has nothing, " + folder.path(path) + " has 1; ",
+           [](json& run) { run["configuration"]["training.new_key"] = "1"; });
     edited("is compared with the arm nobody, and no run of it", [](json& run) { run["against"] = "nobody"; });
     folder.write(path, text);
     const CommandResult other =

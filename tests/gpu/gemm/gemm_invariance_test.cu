@@ -240,9 +240,8 @@ TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
                 // were
                 const int64_t block = columns.layout == L::mx32 ? kMxBlock : kBlock;
                 const int64_t per_block = columns.layout == L::tile128 ? ceil_div(width, kBlock)
-                                          : columns.layout == L::vec128 || columns.layout == L::mx32
-                                              ? width
-                                              : 0;
+                                          : columns.layout == L::vec128 || columns.layout == L::mx32 ? width
+                                                                                                     : 0;
                 copy_values(source->scales, from / block * per_block, target->scales, to / block * per_block,
                             ceil_div(kKept, block) * per_block);
             }
