@@ -4,6 +4,7 @@
 // same bits when run twice.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"
+#include "layers/flows/fp8_flow.h"
 #include "model/train/trainer.h"
 #include "tests/support/tensors.h"
 
@@ -136,6 +137,41 @@ TEST(AnotherGatedUnit, LossAndGradientsAgree) {
         config.model.glu = {.quick_geglu = true, .glu_linear_offset = 1, .activation_func_clamp_value = 7};
         expect_agreement(run_steps(config, BackendKind::hopper), run_steps(config, BackendKind::reference),
                          1e-3);
+    }
+}
+
+// Flows of a plugin: one that changes nothing has the bits of its recipe; one that clips two tensors runs the
+// kernel for it.
+class SameFlow final : public Fp8Flow {
+public:
+    using Fp8Flow::Fp8Flow;
+};
+class ClippingFlow final : public Fp8Flow {
+public:
+    using Fp8Flow::Fp8Flow;
+    Rule rule_of(Quantized tensor) const override {
+        Rule rule = Fp8Flow::rule_of(tensor);
+        if (tensor == Quantized::a || tensor == Quantized::dy) rule.clip = 0.5f;
+        return rule;
+    }
+};
+
+TEST(FlowOfAPlugin, LossAndGradientsAgree) {
+    register_flow<SameFlow>("same_flow", Recipe::fp8_flow);
+    register_flow<ClippingFlow>("clipping_flow", Recipe::fp8_flow);
+    for (const bool expert_recompute : {false, true}) {
+        Config config = tiny_config("fp8_flow", "native");
+        config.recompute.recompute_granularity = RecomputeGranularity::selective;
+        config.recompute.moe_expert = expert_recompute;
+        const TrainingRun own = run_steps(config, BackendKind::hopper);
+        config.precision.flow = "same_flow";
+        const TrainingRun same = run_steps(config, BackendKind::hopper);
+        EXPECT_EQ(same.losses, own.losses);
+        EXPECT_EQ(same.gradients, own.gradients);
+        config.precision.flow = "clipping_flow";
+        const TrainingRun clipping = run_steps(config, BackendKind::hopper);
+        EXPECT_NE(clipping.losses, own.losses);
+        expect_agreement(clipping, run_steps(config, BackendKind::reference), 1e-3);
     }
 }
 
