@@ -157,6 +157,7 @@ struct ProfileSpec {
 // x its weight. mlp_output is inside a MoE block, the others are outside.
 struct WeightFolds {
     double embedding = 1, final_norm = 1, query = 1, residual = 1, mlp_output = 1;
+    bool operator==(const WeightFolds&) const = default;
 };
 
 struct Config {

@@ -303,13 +303,6 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
 
 namespace {
 
-bool are_equal(const WeightFolds& a, const WeightFolds& b) {
-    const auto values = [](const WeightFolds& f) {
-        return std::array{f.embedding, f.final_norm, f.query, f.residual, f.mlp_output};
-    };
-    return values(a) == values(b);
-}
-
 // Lines on the differences between a config.json next to the weights and the configuration: a model with
 // another RoPE or norm would load and be wrong.
 std::vector<std::string> differences(const ImportedModel& imported, const Config& config) {
@@ -323,7 +316,7 @@ std::vector<std::string> differences(const ImportedModel& imported, const Config
             fmt::format("warning: {}: rope_type dynamic changes frequencies of more than {} tokens there, "
                         "model.rope_type is {} here",
                         imported.name, imported.unscaled_length, field_named("model.rope_type").get(config)));
-    if (!config.imported.empty() && !are_equal(imported.folds, config.folds))
+    if (!config.imported.empty() && imported.folds != config.folds)
         lines.push_back(fmt::format("warning: {}: multipliers are those of {}, and others there",
                                     imported.name, config.imported));
     for (const ConfigSetting& setting : imported.settings) {
