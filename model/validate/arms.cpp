@@ -43,14 +43,20 @@ void check_same_run(const Arm& base, const Arm& arm) {
 
 constexpr const char* kJoined = "precision.moe_wgrad_micro_batches";
 
+// Its value, which set_if_legal gives back to an arm that does not exclude it. Until then it is at most 1.
+std::string take_joined(Config& config) {
+    std::string value = field_named(kJoined).get(config);
+    config.precision.moe_wgrad_micro_batches = std::min<int64_t>(config.precision.moe_wgrad_micro_batches, 1);
+    return value;
+}
+
 void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config& config, int ranks) {
     const TrainingSpec& training = config.training;
     const auto add = [&](const std::string& what, const ScheduleSpec& schedule) {
         Config own = config;
         own.schedule = schedule;
         own.schedule.wire_sms = config.schedule.wire_sms;
-        own.precision.moe_wgrad_micro_batches = std::min<int64_t>(own.precision.moe_wgrad_micro_batches, 1);
-        set_if_legal(own, kJoined, field_named(kJoined).get(config));
+        set_if_legal(own, kJoined, take_joined(own));
         arms.push_back({name + what, own});
     };
     add("", {});
@@ -109,14 +115,13 @@ Arm parse_arm(const Config& base, const std::string& text, int ranks) {
             start = with_recipe(base, named.precision.recipe);
     }
     // A number that the program has chosen is for arms only that do not exclude it.
-    const std::string joined = field_named(kJoined).get(start);
-    if (int64_t& now = start.precision.moe_wgrad_micro_batches; !base.origin.contains(kJoined))
-        now = std::min<int64_t>(now, 1);
+    const std::string joined = base.origin.contains(kJoined) ? "" : take_joined(start);
     Names overrides = {"precision.flow=" + builders::quoted(start.precision.flow)};
     overrides.insert(overrides.end(), settings.begin(), settings.end());
     try {
         Arm arm{name, parse_config(dump_config(start), "configuration", overrides, ranks)};
-        if (arm.config.origin[kJoined] != "--set") set_if_legal(arm.config, kJoined, joined);
+        if (!joined.empty() && arm.config.origin[kJoined] != "--set")
+            set_if_legal(arm.config, kJoined, joined);
         if (at != colon) arm.against = text.substr(at + 1, colon - at - 1);
         return arm;
     } catch (const Error& error) {
