@@ -95,6 +95,7 @@ public:
             check_agree(files, run.options_.equal_commits);
         });
         begin();
+        run.eta_->leave_out(first_step_);
         if (!folder_.is_first_rank()) return;
         const int64_t missing = missing_iterations(records(), first_step_);
         require(missing == 0, ExitCode::data, "{}: has no record of {}; remove this folder to train it again",

@@ -29,6 +29,7 @@ public:
         sum_ = decay_ * sum_ + (1.0 - decay_) * seconds;
         weight_ = decay_ * weight_ + (1.0 - decay_);
     }
+    void leave_out(int64_t steps) { left_ -= steps; }  // that an earlier run has done
     std::optional<double> seconds_left() const {
         if (weight_ <= 0.0) return std::nullopt;
         return (sum_ / weight_ + between_) * static_cast<double>(left_);

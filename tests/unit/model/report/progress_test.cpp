@@ -33,7 +33,8 @@ TEST(Eta, FollowsAChangeWithinItsWindowAndDampsASinglePeak) {
 }
 
 TEST(Eta, CountsWhatComesBetweenTheSteps) {
-    EtaEstimator eta(20);
+    EtaEstimator eta(27);
+    eta.leave_out(7);
     double now = 1000.0;  // of the first step
     eta.step_done(9.0, now);
     for (int i = 2; i <= 11; ++i) {
