@@ -58,7 +58,9 @@ void GivenRouting::read(size_t layer, int64_t row, std::span<int32_t> ids) const
     const int64_t k = shape_.topk, count = std::ssize(ids) / k;
     const std::span<const uint8_t> all = ids_[layer];
     require((row + count) * k * 2 <= std::ssize(all), ExitCode::data,
-            "{}: has {} tokens, this run reads token {}", file_.path(), std::ssize(all) / 2 / k, row + count);
+            "{}: has {} tokens, this run reads {}: it is resumed after a rollback (training.on_divergence), "
+            "which skipped data; resume it without data.routing_path",
+            file_.path(), std::ssize(all) / 2 / k, row + count);
     for (int64_t t = row; !recorded_.empty() && t < row + count; t += shape_.seq_length)
         require(recorded_[static_cast<size_t>(t / shape_.seq_length)] == 1, ExitCode::data,
                 "{}: the run that recorded it did not come to sample {}", file_.path(),

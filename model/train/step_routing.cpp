@@ -49,9 +49,11 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t data_fin
 }
 
 void StepRouting::open(ProcessGroup& world, const Start& start) {
+    const int64_t tokens = shape_.tokens + start.skipped_samples * shape_.seq_length;
+    if (given_) given_->read(0, tokens, {});  // throws now, not when the run comes to the end of the file
     if (record_path_.empty() || recorded_) return;
     RoutingShape shape = shape_;
-    shape.tokens += start.skipped_samples * shape.seq_length;
+    shape.tokens = tokens;
     // the others open what the first rank has made
     for (const bool makes_file : {true, false}) {
         if (makes_file == (world.rank() == 0))

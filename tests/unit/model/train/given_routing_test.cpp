@@ -81,14 +81,21 @@ TEST(GivenRouting, AnotherRecipeAndLayoutHasTheSameExperts) {
 }
 
 // After a rollback a run reads as many samples more as it skipped: its file has them, each layer in its
-// place.
+// place. A run that would read more of a file than there is does not begin.
 TEST(GivenRouting, ARunThatSkippedSamplesRecordsThoseThatItReads) {
     const TemporaryFolder folder;
     const Config config =
         test_config(Recipe::bf16, with(kBase, {"output.record_routing=" + folder.path("a")}));
-    test::train(config, 1, {.steps = 4, .before_step = [](Trainer& trainer, ProcessGroup&, int64_t step) {
-                                if (step == 0) trainer.set_first_batch(2);
-                            }});
+    const auto train_from = [](const Config& own, int64_t batch) {
+        return test::train(own, 1, {.steps = 4, .before_step = [&](Trainer& trainer, auto&, int64_t step) {
+                                        if (step == 0) trainer.set_first_batch(batch);
+                                    }});
+    };
+    const TrainingRun recorded_run = train_from(config, 2);
+    const Config given = test_config(Recipe::bf16, with(kBase, {"data.routing_path=" + folder.path("a")}));
+    test::expect_same_bits(recorded_run.state, train_from(given, 2).state);
+    const std::string refusal = error_of(ExitCode::data, [&] { train_from(given, 3); });
+    expect_contains(refusal, "it is resumed after a rollback");
     const SafetensorsFile file(folder.path("a"));
     const auto batch = static_cast<size_t>(config.training.global_batch_size);
     std::vector<uint8_t> recorded(6 * batch, 1);
