@@ -386,7 +386,7 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
         resumed.held_out_before = data::held_out_in(data, *less);
     }
     compare_configs(reader, weights_alone, resumed);
-    trainer.follow_meanings_of(resumed.config);
+    trainer.follow_rules_of(resumed.config);
     return resumed;
 }
 

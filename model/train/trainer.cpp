@@ -392,7 +392,7 @@ void Trainer::join_wgrads(int64_t micro_batches) {
         delayed_ = std::make_unique<DelayedWgrads>(ops_->device(), micro_batches);
 }
 
-void Trainer::follow_meanings_of(const Config& config) {
+void Trainer::follow_rules_of(const Config& config) {
     config_.training.lr_warmup_style = config.training.lr_warmup_style;
     config_.moe.moe_global_aux_loss_gradient = config.moe.moe_global_aux_loss_gradient;
     config_.precision.moe_wgrad_micro_batches = config.precision.moe_wgrad_micro_batches;

@@ -116,7 +116,7 @@ public:
     // `applied` were not skipped. Updates the working copies. Nothing is in flight.
     void resume_at(int64_t steps, int64_t applied);
     // Follows the rules of the run that is resumed (config/changed_rules.h); call it before the next step.
-    void follow_meanings_of(const Config& config);
+    void follow_rules_of(const Config& config);
     // Call it after replacing the masters. Updates the working copies. Collective; nothing is in flight.
     void weights_replaced();
     // Step n trains on batch n + this. Nothing is in flight.
