@@ -148,11 +148,6 @@ void TransformerBlock::begin_step(Context& ctx) const {
     for (const Norm* norm : norms()) norm->begin_step(ctx);
 }
 
-void TransformerBlock::end_step(Context& ctx, const TensorView& step) const {
-    if (moe_) router()->reduce_counts(ctx);
-    update_state(ctx, step);
-}
-
 void TransformerBlock::update_state(Context& ctx, const TensorView& step) const {
     if (moe_) router()->update_bias(ctx);
     for (const Norm* norm : norms()) norm->update_state(ctx, step);

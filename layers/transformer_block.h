@@ -34,10 +34,8 @@ public:
     Router* router() { return moe_ ? &moe_->router() : nullptr; }
     Attention* attention() { return attention_.get(); }
     void begin_step(Context& ctx) const;
-    // Reduces router statistics over ranks, then update_state. A model reduces the statistics of all layers
-    // at once and calls update_state only.
-    void end_step(Context& ctx, const TensorView& step) const;
-    // Updates expert bias and delayed scales, unless the step status is set.
+    // Updates expert bias and delayed scales, unless the step status is set. The model has reduced the
+    // statistics of all routers over ranks.
     void update_state(Context& ctx, const TensorView& step) const;
     // The tensors that update_state changes, for checkpoints.
     std::vector<NamedTensor> state() const;

@@ -94,7 +94,7 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     BlockSaved saved;
     block.forward(ctx, x, saved, y);
     block.backward(ctx, dy, saved, dx);
-    block.end_step(ctx, rank.step_number);
+    end_step(block, ctx, rank.step_number);
 
     GlobalResult result;
     std::vector<int64_t> sizes = c.tokens;

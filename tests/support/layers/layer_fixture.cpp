@@ -86,6 +86,11 @@ Context RankFixture::context(Arena& own_saved, Arena& own_scratch, RowArena& own
     return ctx;
 }
 
+void end_step(const TransformerBlock& block, Context& ctx, const TensorView& step) {
+    if (block.router() != nullptr) block.router()->reduce_counts(ctx);
+    block.update_state(ctx, step);
+}
+
 void read_router(const Router& router, LayerResult& result) {
     const TensorView counts = router.step_counts();
     result.router_counts.emplace_back(counts.as<int64_t>(), counts.as<int64_t>() + counts.numel());
@@ -152,7 +157,7 @@ LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stat
         block.forward(ctx, x, saved, y);
         block.backward(ctx, dy, saved, dx);
     }
-    block.end_step(ctx, rank.step_number);
+    end_step(block, ctx, rank.step_number);
     if (stats != nullptr) stats->end_iteration();
     rank.ops.device().synchronize();
     if (block.router() != nullptr) read_router(*block.router(), result);

@@ -126,6 +126,8 @@ struct LayerResult {
     }
 };
 
+// As the model does at the end of a step, for one block.
+void end_step(const TransformerBlock& block, Context& ctx, const TensorView& step);
 void read_router(const Router& router, LayerResult& result);
 void read_rank(RankFixture& rank, ParameterStore& store, LayerResult& result);
 

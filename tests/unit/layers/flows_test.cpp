@@ -208,7 +208,7 @@ TEST(Flows, ARedoneStepLeavesNoMaximum) {
                 BlockSaved saved;
                 block.forward(ctx, x, saved, y);
                 rank.status.as<int32_t>()[0] = status;
-                block.end_step(ctx, rank.step_number);
+                test::end_step(block, ctx, rank.step_number);
                 rank.status.as<int32_t>()[0] = 0;
             };
             if (failed_first) step(1000.0, 1);
