@@ -8,7 +8,6 @@
 #include "layers/router.h"
 
 #include <memory>
-#include <optional>
 
 namespace fp8flow {
 

@@ -7,7 +7,6 @@
 #include "kernels/reference/rows.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 namespace fp8flow {

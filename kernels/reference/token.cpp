@@ -6,7 +6,6 @@
 #include "kernels/reference/rows.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>

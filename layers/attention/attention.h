@@ -5,7 +5,6 @@
 
 #include "layers/attention/core.h"
 
-#include <memory>
 #include <string>
 
 namespace fp8flow {

@@ -3,7 +3,6 @@
 #include "model/bench/buffers.h"
 
 #include "kernels/core/random.h"
-#include "kernels/ops/transpose.h"
 
 #include <numeric>
 

@@ -7,6 +7,7 @@
 #include "model/job/stop_signals.h"
 #include "model/job/watchdog.h"
 #include "model/report/page/run_pages.h"
+#include "model/report/progress.h"
 #include "model/report/records.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"

@@ -3,7 +3,6 @@
 // configuration, serial and with micro-batches as batches, then its weights.
 #pragma once
 
-#include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/report/log.h"
 #include "model/train/trainer.h"

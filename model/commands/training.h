@@ -8,7 +8,6 @@
 #include "model/commands/commands.h"
 #include "model/commands/train_records.h"
 #include "model/report/log.h"
-#include "model/report/progress.h"
 #include "model/train/trainer.h"
 
 #include <memory>

@@ -10,6 +10,7 @@
 #include "model/commands/training.h"
 #include "model/job/stop_signals.h"
 #include "model/report/page/page.h"
+#include "model/report/progress.h"
 #include "model/report/records.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"

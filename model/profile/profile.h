@@ -14,7 +14,6 @@
 #include "model/train/trainer.h"
 
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
