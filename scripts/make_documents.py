@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes what documents show of results and of the program. Python's standard library only. Long because each table has its function.
+"""Writes what documents show of results and of the program. Python's standard library only.
 
   scripts/make_documents.py                      tables of README.md and docs/ from docs/results, docs/pictures/deepseek_v3_layer.svg
   scripts/make_documents.py --program PROGRAM    docs/configuration.md (fp8flow --help-config), the tables of docs/scaling.md, the families of
