@@ -10,6 +10,8 @@
 
 namespace fp8flow {
 
+double clock_seconds();  // of the host's steady clock, from some moment in the past
+
 class Timeline {
 public:
     virtual ~Timeline() = default;

@@ -12,6 +12,7 @@
 #include "model/train/trainer.h"
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <memory>

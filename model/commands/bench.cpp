@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow bench`: single operations at given shapes, compared with the ceilings of the machine.
+#include "kernels/core/timeline.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/bench/report.h"
@@ -16,7 +17,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <regex>
 
 namespace fp8flow {
@@ -176,7 +176,7 @@ int run_bench(const Options& all, ProcessGroup& world) {
     std::vector<Row> rows;
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
-        const auto start = std::chrono::steady_clock::now();
+        const double start = clock_seconds();
         if (prints && items.size() > 1 && all.terminal.detail != Terminal::Detail::quiet) {
             const auto left = eta.seconds_left();
             print_err(fmt::format("[{}/{}{}] {} {}\n", i + 1, items.size(),
@@ -190,7 +190,7 @@ int run_bench(const Options& all, ProcessGroup& world) {
             run_folder->keep();
             write_rows(*folder, rows, provenance);
         }
-        eta.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        eta.step_done(clock_seconds() - start);
     }
     std::string table = tables(rows);
     if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";

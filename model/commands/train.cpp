@@ -15,7 +15,6 @@
 #include "model/weights/export.h"
 
 #include <fmt/ranges.h>
-#include <chrono>
 #include <filesystem>
 #include <optional>
 
@@ -97,13 +96,12 @@ public:
     }
 
     int run() {
-        const auto start = std::chrono::steady_clock::now();
+        const double start = clock_seconds();
         train();
         note_stage(Stage::exporting, trainer_->steps_done());
         if (export_ && is_done()) export_model();
         note_stage(Stage::summary, trainer_->steps_done());
-        if (world_.rank() == 0)
-            finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        if (world_.rank() == 0) finish(clock_seconds() - start);
         world_.barrier();
         if (!is_done()) return static_cast<int>(ExitCode::stopped);
         return static_cast<int>(save_failed_ ? ExitCode::checkpoint : ExitCode::ok);

@@ -22,10 +22,6 @@ constexpr double kLongestDelay = 0.05;
 constexpr double kQueueingOfSample = 1e-5;  // marks and flushing, on the host
 constexpr double kMeetDelay = 50e-6;        // covers how far ranks come apart after they have met
 
-double host_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void pause(double seconds) {
     if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
@@ -83,11 +79,11 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
     constexpr int kTrials = 3;
     timeline_->reset();
     probe_.delay(1e-3);
-    const double before = host_seconds();
+    const double before = clock_seconds();
     const int64_t first = timeline_->mark({});
     for (int i = 0; i < kTrials; ++i) call();
     const int64_t last = timeline_->mark({});
-    const double queueing = (host_seconds() - before) / kTrials;
+    const double queueing = (clock_seconds() - before) / kTrials;
     double estimate = timeline_->seconds_between(first, last) / kTrials;
     if (subject.together != nullptr) estimate = subject.together->largest(estimate);
 

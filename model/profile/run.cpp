@@ -144,7 +144,6 @@ private:
     // counter is some 10 ms late, so it is read when it has had time to count all that ran. The idle time
     // that this adds to the window takes less than 1 % of the energy of 5 seconds.
     StepEnergy energy_of_steps(double step_seconds) {
-        using Clock = std::chrono::steady_clock;
         constexpr auto kCounterIsLate = std::chrono::milliseconds(100);
         std::vector<float> slowest = {static_cast<float>(step_seconds)};
         world_.all_reduce_max(slowest);
@@ -153,15 +152,15 @@ private:
         std::this_thread::sleep_for(kCounterIsLate);
         world_.barrier();
         const double before = *energy_();
-        const Clock::time_point begin = Clock::now();
+        const double begin = clock_seconds();
         run_steps(nullptr, steps, [](const StepResult&) {});
-        const std::chrono::duration<double> seconds = Clock::now() - begin;
+        const double seconds = clock_seconds() - begin;
         std::this_thread::sleep_for(kCounterIsLate);
         const double mine = *energy_() - before;
         std::vector<double> all(static_cast<size_t>(world_.size()));
         world_.all_gather(&mine, sizeof mine, all.data());
         return {.joules = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(steps),
-                .seconds = seconds.count() / static_cast<double>(steps)};
+                .seconds = seconds / static_cast<double>(steps)};
     }
 
     // Without marks between stages.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <optional>
 
@@ -17,7 +16,7 @@ public:
     explicit EtaEstimator(int64_t total_steps, double window = 20.0)
         : left_(total_steps), decay_(window > 1.0 ? 1.0 - 1.0 / window : 0.0) {}
 
-    // now: of a clock in seconds; without one there is nothing between the steps.
+    // now: clock_seconds(); without one there is nothing between the steps.
     void step_done(double seconds, double now = 0.0) {
         if (++done_ == 1) begin_ = now;
         if (done_ == 2) sum_ = weight_ = 0.0;
@@ -40,10 +39,5 @@ private:
     double decay_, sum_ = 0.0, weight_ = 0.0;
     double begin_ = 0.0, steps_ = 0.0, between_ = 0.0;  // all but the first step; mean of one
 };
-
-// For step_done.
-inline double clock_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace fp8flow::report

@@ -2,7 +2,7 @@
 // Decides when a step is captured and when its graph is dropped.
 #include "model/train/captured_steps.h"
 
-#include <chrono>
+#include "kernels/core/timeline.h"
 
 namespace fp8flow {
 
@@ -19,9 +19,9 @@ CapturedSteps::Known CapturedSteps::run(size_t slot, int64_t layout, Stream stre
             graph.warm = device_.num_synchronisations() == before;
             return known;
         }
-        const auto start = std::chrono::steady_clock::now();
+        const double start = clock_seconds();
         graph.work = device_.capture(stream, [&] { graph.known = work(); });
-        capture_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        capture_seconds_ = clock_seconds() - start;
         launches_ = graph.work->launches();
         ++num_captures_;
     }

@@ -352,7 +352,7 @@ std::optional<StepResult> Trainer::step() {
     flight.step = next_step_++;
     flight.tensor_stats = tensor_stats_;
     flight.loss_limit = limits_.loss_of(flight.step);
-    flight.launched = Clock::now();
+    flight.launched = clock_seconds();
     launch(flight);
     if (static_cast<int64_t>(flights_.size()) < kStepsInFlight) return std::nullopt;
     return take_result();
@@ -413,7 +413,7 @@ void Trainer::launch(Flight& flight) {
     if (routing_)
         routing_->open(world_, {.continues = flight.step > 0,
                                 .skipped_samples = first_batch_ * config_.training.global_batch_size});
-    const Clock::time_point begin = Clock::now();
+    const double begin = clock_seconds();
     const int64_t stops = ops_->device().num_synchronisations();
     for (Arena* arena : arenas()) arena->join();
     inputs_->write(static_cast<int64_t>(slot_of(flight.step)), inputs_of(flight));
@@ -430,7 +430,7 @@ void Trainer::launch(Flight& flight) {
     flight.begun = begin;
     StepRecord& record = record_of(flight);
     record.mark(stream_);
-    flight.host_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    flight.host_seconds = clock_seconds() - begin;
     flight.host_stops = ops_->device().num_synchronisations() - stops;
     // Steps that the device finished while this one was launched: the host is the bottleneck, so a step takes
     // as long as a launch.
@@ -438,7 +438,7 @@ void Trainer::launch(Flight& flight) {
         if (&earlier != &flight && !earlier.ended && record_of(earlier).has_passed())
             earlier.ended = flight.launched;
     // on the host a step has ended when it is launched
-    flight.ended = record.has_passed() ? std::optional(Clock::now()) : std::nullopt;
+    flight.ended = record.has_passed() ? std::optional(clock_seconds()) : std::nullopt;
 }
 
 CapturedSteps::Known Trainer::give_work(const Flight& flight) {
@@ -459,7 +459,7 @@ CapturedSteps::Known Trainer::give_work(const Flight& flight) {
 int32_t Trainer::wait_for(Flight& flight) {
     world_.set_activity(fmt::format("step {}", flight.step + 1));  // a lost peer was lost here
     record_of(flight).wait();
-    if (!flight.ended) flight.ended = Clock::now();
+    if (!flight.ended) flight.ended = clock_seconds();
     exchange_->check_peers();
     return record_of(flight).status();
 }
@@ -483,21 +483,19 @@ StepResult Trainer::take_result() {
 
 StepResult Trainer::result_of(const Flight& flight) {
     const StepRecord& record = record_of(flight);
-    StepResult result{
-        .step = flight.step,
-        .grad_norm = record.grad_norm(),
-        .learning_rate = learning_rate(config_.training, update_of(flight)),
-        .seconds =
-            std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
-        .host_seconds = flight.host_seconds,
-        .host_stops = flight.host_stops,
-        .tokens = tokens_of_step(),
-        .redone = flight.redone,
-        .redo_seconds = flight.redo_seconds,
-        .wire = record.wire(),
-        .casts = flight.known.casts,
-        .peak_bytes = flight.known.peak_bytes,
-        .stop_asked = record.stop_asked()};
+    StepResult result{.step = flight.step,
+                      .grad_norm = record.grad_norm(),
+                      .learning_rate = learning_rate(config_.training, update_of(flight)),
+                      .seconds = *flight.ended - std::max(flight.launched, last_end_),
+                      .host_seconds = flight.host_seconds,
+                      .host_stops = flight.host_stops,
+                      .tokens = tokens_of_step(),
+                      .redone = flight.redone,
+                      .redo_seconds = flight.redo_seconds,
+                      .wire = record.wire(),
+                      .casts = flight.known.casts,
+                      .peak_bytes = flight.known.peak_bytes,
+                      .stop_asked = record.stop_asked()};
     last_end_ = *flight.ended;
     if (StageTimer& timer = timer_of(flight); timer.enabled()) {
         timer.resolve();

@@ -23,7 +23,6 @@
 #include "model/train/step_routing.h"
 #include "model/train/transformer.h"
 
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -172,12 +171,11 @@ public:
     const CapturedSteps* captured() const { return captured_.get(); }
 
 private:
-    using Clock = std::chrono::steady_clock;
     // A launched step; its result is not taken yet.
     struct Flight {
         int64_t step = 0;
-        Clock::time_point launched, begun;  // first; last, where it is redone
-        std::optional<Clock::time_point> ended;
+        double launched = 0, begun = 0;  // clock_seconds(): first; last, where it is redone
+        std::optional<double> ended;
         int64_t redone = 0;
         double redo_seconds = 0;
         CapturedSteps::Known known;
@@ -294,7 +292,7 @@ private:
     int64_t next_step_ = 0, first_batch_ = 0;
     DivergenceLimits limits_;
     int64_t skipped_ = 0, skipped_in_a_row_ = 0;  // steps since step 0, of earlier runs too; the last ones
-    Clock::time_point last_end_;                  // of the last step with a result
+    double last_end_ = 0;                         // of the last step with a result
 };
 
 // The data of a config. Throws Error(usage) for text where a config.json brings another vocabulary.

@@ -136,8 +136,7 @@ void Trainer::redo() {
     grow_rows();
     Flight& oldest = flights_.front();
     ++oldest.redone;
-    oldest.redo_seconds +=
-        std::chrono::duration<double>(Clock::now() - std::max(oldest.begun, last_end_)).count();
+    oldest.redo_seconds += clock_seconds() - std::max(oldest.begun, last_end_);
     launch_again();
 }
 
