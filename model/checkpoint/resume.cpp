@@ -147,12 +147,7 @@ std::shared_ptr<const data::TokenSource> data_before(const CheckpointManifest& s
     const std::vector<std::string>&then = before->data.data_path, &now = config.data.data_path;
     Config same = config;
     same.data.data_path = then;
-    const auto paths_of = [](const std::vector<std::string>& data_path) {
-        std::vector<std::string> paths;
-        for (const data::WeightedPath& part : data::blend_of(data_path)) paths.push_back(part.path);
-        return paths.empty() ? data_path : paths;
-    };
-    const std::vector<std::string> all = paths_of(now), old = paths_of(then);
+    const std::vector<std::string> all = data::paths_of(now), old = data::paths_of(then);
     const bool longer = all.size() > old.size() && std::ranges::all_of(old, [&](const std::string& path) {
                             return std::ranges::find(all, path) != all.end();
                         });

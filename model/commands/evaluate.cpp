@@ -109,11 +109,7 @@ private:
 // a single file is divided differently than text of many files.
 std::vector<Source> sources_of(const Config& config, RunLog& log) {
     std::vector<Source> sources = {{"all", open_data(config)}};
-    std::vector<std::string> paths = config.data.data_path;
-    if (const auto blend = blend_of(paths); !blend.empty()) {
-        paths.clear();
-        for (const WeightedPath& part : blend) paths.push_back(part.path);
-    }
+    const std::vector<std::string> paths = paths_of(config.data.data_path);
     if (paths.size() < 2) return sources;
     int64_t held_out = 0;
     try {

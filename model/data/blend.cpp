@@ -47,6 +47,12 @@ std::vector<WeightedPath> blend_of(const std::vector<std::string>& data_path) {
     return blend;
 }
 
+std::vector<std::string> paths_of(const std::vector<std::string>& data_path) {
+    std::vector<std::string> paths;
+    for (const WeightedPath& part : blend_of(data_path)) paths.push_back(part.path);
+    return paths.empty() ? data_path : paths;
+}
+
 BlendedSource::BlendedSource(std::vector<Part> parts)
     : parts_(std::move(parts)), order_(kPeriod), counts_(parts_.size()) {
     double sum = 0;

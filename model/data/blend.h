@@ -16,6 +16,8 @@ struct WeightedPath {
 // [weight, path, weight, path, ...]; nothing where data_path has no weights. A file or folder that is named
 // like a number is a path. Throws Error(data) for weights that stand alone or are not above 0.
 std::vector<WeightedPath> blend_of(const std::vector<std::string>& data_path);
+// Its entries without their weights.
+std::vector<std::string> paths_of(const std::vector<std::string>& data_path);
 
 // Sample i comes from the source that is furthest behind its share, as in Megatron-LM's blended data sets;
 // the pattern is repeated after kPeriod samples. So every sample index has its place without a list of all,

@@ -207,9 +207,8 @@ private:
 // What the names of a file without a router that we know give away.
 std::string reason_of(const std::vector<std::string>& names) {
     const auto any = [&](const char* part) {
-        for (const std::string& name : names)
-            if (name.find(part) != std::string::npos) return true;
-        return false;
+        return std::ranges::any_of(names,
+                                   [&](const auto& name) { return name.find(part) != std::string::npos; });
     };
     if (any("_blocks") && any("_scales")) return "its experts are MXFP4 (gpt-oss): not supported";
     if (any(".mlp.router."))

@@ -22,14 +22,8 @@ namespace fp8flow::weights {
 namespace {
 
 bool is_floating(FileDType dtype) {
-    switch (dtype) {
-        case FileDType::f32:
-        case FileDType::f64:
-        case FileDType::bf16:
-        case FileDType::f16:
-        case FileDType::e4m3: return true;
-        default: return false;
-    }
+    using enum FileDType;
+    return dtype == f32 || dtype == f64 || dtype == bf16 || dtype == f16 || dtype == e4m3;
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -61,8 +55,7 @@ public:
 
     void find_extra(const std::vector<std::string>& scopes, const std::set<std::string>& others) {
         const auto inside = [&](const std::string& name) {
-            return std::any_of(scopes.begin(), scopes.end(),
-                               [&](const std::string& scope) { return name.starts_with(scope); });
+            return std::ranges::any_of(scopes, [&](const auto& scope) { return name.starts_with(scope); });
         };
         for (const std::string& name : set_.names())
             if (inside(name) && !wanted_.contains(name) && !others.contains(name) && !is_rotary_table(name))
