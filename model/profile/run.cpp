@@ -264,6 +264,7 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
     if (measured_steps) result.profile.profile_step_end = config.profile.profile_step_start + *measured_steps;
     result.training.eval_iters = 0;
     result.training.on_divergence = OnDivergence::stop;
+    result.training.grad_norm_limit = result.training.loss_spike_factor = 0.0;
     result.output.record_routing.clear();
     const ProfileRouting routing = config.profile.routing;
     if (routing == ProfileRouting::data) return result;

@@ -243,10 +243,11 @@ TEST(Profile, RefusesWhatItCannotMeasure) {
 TEST(Profile, SchedulesAndComparison) {
     TemporaryFolder folder;
     const std::string out = folder.path("out"), file = out + "/profile.json";
-    // keys of a run with fixed routing: the forced loads take their place
-    const CommandResult run = succeeded(fp8flow_alone(profile(
-        out, {"--recipes", "fp8_flow", "--schedules", "--steps", "1", "--set", "model.seq_length=16", "--set",
-              "output.record_routing=" + folder.path("experts"), "--set", "data.routing_path=nowhere"})));
+    // keys that would end it, of a run with fixed routing and limits
+    const CommandResult run = succeeded(fp8flow_alone(
+        profile(out, {"--recipes", "fp8_flow", "--schedules", "--steps", "1", "--set", "model.seq_length=16",
+                      "--set", "output.record_routing=" + folder.path("experts"), "--set",
+                      "data.routing_path=nowhere", "--set", "training.grad_norm_limit=1e-3"})));
     EXPECT_FALSE(std::filesystem::exists(folder.path("experts")));
     const auto recipes = recipes_of(out);
     for (const char* name : {"fp8_flow", "fp8_flow + shared", "fp8_flow + wgrad", "fp8_flow + shared + wgrad",
