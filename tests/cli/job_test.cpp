@@ -184,6 +184,12 @@ TEST_F(LongRun, StoppedRankIsNamedAtTheDeadline) {
     expect_all_gone();
 }
 
+TEST(Job, OneRankWaitsForNobody) {
+    TemporaryFolder folder;
+    succeeded(fp8flow_alone(test_run("train", folder.path("out"),
+                                     {"training.train_iters=1", "parallel.peer_deadline_seconds=1e-30"})));
+}
+
 // The program in an environment without a choice, but for these variables. What OpenMP read of it is on
 // standard error, once for each start.
 CommandResult started(const Texts& environment, const Texts& arguments) {
