@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
         [&](MxStorage& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
 }
 
-// Of an operand whose blocks along the contraction are `blocks`, those of all groups.
+// `blocks`: scale blocks along the contraction, summed over the weights of all groups.
 CUtensorMap scale_map(const OperandScale& s, int64_t blocks) {
     return tensor_map(s.scales, s.dtype, blocks, s.block_stride, kBlocks, kStageRowBytes);
 }
