@@ -46,12 +46,10 @@ template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float 
 
 // Operand lists of the instructions: the names of 64 accumulators, and 8 or 64 accumulators as operands that
 // are read and written.
-#define FP8FLOW_NAMES_0_31                                                   \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FP8FLOW_NAMES_0_63                                                               \
-    FP8FLOW_NAMES_0_31                                                                   \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+#define FP8FLOW_NAMES_0_63                                                             \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define FP8FLOW_NAMES_64_127                                                                       \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
@@ -61,14 +59,14 @@ template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float 
 #define FP8FLOW_SUMS_8(d, i)                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
-#define FP8FLOW_SUMS_32(d, i) \
-    FP8FLOW_SUMS_8(d, i), FP8FLOW_SUMS_8(d, i + 8), FP8FLOW_SUMS_8(d, i + 16), FP8FLOW_SUMS_8(d, i + 24)
-#define FP8FLOW_SUMS_64(d, i) FP8FLOW_SUMS_32(d, i), FP8FLOW_SUMS_32(d, i + 32)
+#define FP8FLOW_SUMS_64(d, i)                                                                             \
+    FP8FLOW_SUMS_8(d, i), FP8FLOW_SUMS_8(d, i + 8), FP8FLOW_SUMS_8(d, i + 16), FP8FLOW_SUMS_8(d, i + 24), \
+        FP8FLOW_SUMS_8(d, i + 32), FP8FLOW_SUMS_8(d, i + 40), FP8FLOW_SUMS_8(d, i + 48),                  \
+        FP8FLOW_SUMS_8(d, i + 56)
 
 // d [64, 128] = a [64, 32] b [128, 32]^T (+ d where add is not 0), by the 128 threads of a warpgroup; b is
 // E4M3, a as the name says. Thread t of warp w holds of row 16 * w + t / 4 (d[4 * j], d[4 * j + 1]) and of
-// the row 8 below (d[4 * j + 2], d[4 * j + 3]) the columns 8 * j + 2 * (t % 4) and the next. With half the
-// sums b is [64, 32].
+// the row 8 below (d[4 * j + 2], d[4 * j + 3]) the columns 8 * j + 2 * (t % 4) and the next.
 #define FP8FLOW_WGMMA_FP8(Name, type)                                                                      \
     struct Name {                                                                                          \
         static __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) { \
@@ -77,14 +75,6 @@ template <int kCount> __device__ __forceinline__ void wgmma_fence_operand(float 
                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." type ".e4m3 {" FP8FLOW_NAMES_0_63           \
                 "}, %64, %65, add, 1, 1;\n}"                                                               \
                 : FP8FLOW_SUMS_64(d, 0)                                                                    \
-                : "l"(a), "l"(b), "r"(add));                                                               \
-        }                                                                                                  \
-        static __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int add) { \
-            asm volatile(                                                                                  \
-                "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"                                           \
-                "wgmma.mma_async.sync.aligned.m64n64k32.f32." type ".e4m3 {" FP8FLOW_NAMES_0_31            \
-                "}, %32, %33, add, 1, 1;\n}"                                                               \
-                : FP8FLOW_SUMS_32(d, 0)                                                                    \
                 : "l"(a), "l"(b), "r"(add));                                                               \
         }                                                                                                  \
     };
@@ -113,11 +103,9 @@ __device__ __forceinline__ void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t 
         : FP8FLOW_SUMS_64(d, 0)
         : "l"(a), "l"(b), "r"(add), "n"(kAcrossA), "n"(kAcrossB));
 }
-#undef FP8FLOW_NAMES_0_31
 #undef FP8FLOW_NAMES_0_63
 #undef FP8FLOW_NAMES_64_127
 #undef FP8FLOW_SUMS_8
-#undef FP8FLOW_SUMS_32
 #undef FP8FLOW_SUMS_64
 
 }  // namespace fp8flow::hopper

@@ -34,13 +34,13 @@ template <Owned kOwned> __device__ __forceinline__ int first_row(int warpgroup) 
     return (kOwned == Owned::rows ? 64 * warpgroup : 0) + thread / 32 * 16 + thread % 32 / 4;
 }
 
-// Issues the wgmma of one chain over one stage, and waits for all that were issued.
-template <class Wgmma>
+// Issues the wgmma of one chain over kK of the contraction, and waits for all that were issued.
+template <class Wgmma, int kK = kFp8StageK>
 __device__ __forceinline__ void start_mma(float (&partial)[64], uint64_t a, uint64_t b) {
     wgmma_fence();
     wgmma_fence_operand(partial);
 #pragma unroll
-    for (int k = 0; k < kFp8StageK / 32; ++k)
+    for (int k = 0; k < kK / 32; ++k)
         Wgmma::multiply(partial, advance_descriptor(a, 32 * k), advance_descriptor(b, 32 * k), k > 0);
     wgmma_commit();
 }
