@@ -13,6 +13,15 @@ namespace fp8flow::validate {
 
 namespace {
 
+// arm - base where both have a run.
+std::vector<double> differences(const Losses& arm, const Losses& base) {
+    std::vector<double> result;
+    for (size_t seed = 0; seed < arm.size(); ++seed)
+        if (const double difference = arm[seed] - base[seed]; std::isfinite(difference))
+            result.push_back(difference);
+    return result;
+}
+
 // The sum of squares around the mean.
 double squares_of(const std::vector<double>& values) {
     const double mean = mean_of(values);
@@ -21,45 +30,64 @@ double squares_of(const std::vector<double>& values) {
     return sum;
 }
 
-// Each value minus the means of its row and its column: rows are arms, columns seeds.
-std::vector<std::vector<double>> residuals(std::vector<std::vector<double>> rows) {
-    for (size_t column = 0; column < rows.front().size(); ++column) {
-        double sum = 0;
-        for (const auto& row : rows) sum += row[column];
-        for (auto& row : rows) row[column] -= sum / static_cast<double>(rows.size());
-    }
-    for (auto& row : rows) {
-        const double mean = mean_of(row);
-        for (double& value : row) value -= mean;
-    }
-    return rows;
+// Rows are arms, columns seeds; NaN: no such run.
+using Table = std::vector<std::vector<double>>;
+
+// What an effect of each row and one of each column leave of the sum of squares, by least squares: means of
+// rows and of columns are removed in turn.
+double residual_squares(Table rows) {
+    std::vector<std::vector<double*>> lines(rows.size() + rows.front().size());
+    for (size_t row = 0; row < rows.size(); ++row)
+        for (size_t column = 0; column < rows[row].size(); ++column) {
+            double& value = rows[row][column];
+            if (!std::isfinite(value)) continue;
+            lines[row].push_back(&value);
+            lines[rows.size() + column].push_back(&value);
+        }
+    constexpr int kSweeps = 200;  // without absent runs the first one is the solution
+    for (int sweep = 0; sweep < kSweeps; ++sweep)
+        for (const auto& line : lines) {
+            double sum = 0;
+            for (const double* value : line) sum += *value;
+            for (double* value : line) *value -= sum / static_cast<double>(line.size());
+        }
+    double sum = 0;
+    for (size_t row = 0; row < rows.size(); ++row)
+        for (const double* value : lines[row]) sum += *value * *value;
+    return sum;
 }
 
-// Bartlett's statistic without its constant factors; 0: all variances are equal.
-double bartlett(const std::vector<std::vector<double>>& rows) {
-    double sum = 0, logs = 0;
-    const auto count = static_cast<double>(rows.size());
-    for (const auto& row : residuals(rows)) {
-        const double squares = squares_of(row);
-        sum += squares;
-        logs += std::log(squares);
-    }
-    return count * std::log(sum / count) - logs;
+// The statistic of Bartlett's test over the differences of every two rows; 0: all variances are equal.
+// Residuals would not do: a few noisy rows move the means of the columns, and with them the residuals of the
+// quiet ones.
+double bartlett_of_pairs(const Table& rows) {
+    double squares = 0, freedom = 0, logs = 0;
+    for (size_t row = 0; row < rows.size(); ++row)
+        for (size_t other = 0; other < row; ++other) {
+            const std::vector<double> pairs = differences(rows[row], rows[other]);
+            if (pairs.size() < 2) continue;
+            const double own = squares_of(pairs), own_freedom = static_cast<double>(pairs.size() - 1);
+            squares += own;
+            freedom += own_freedom;
+            logs += own_freedom * std::log(own / own_freedom);
+        }
+    return freedom * std::log(squares / freedom) - logs;
 }
 
 // The share of random tables of normal values with equal variances that have at least the statistic of
-// `rows`.
-double share_of_draws_above(const std::vector<std::vector<double>>& rows) {
+// `rows`. Absent runs are absent there too.
+double share_of_draws_above(const Table& rows) {
     constexpr int kDraws = 1000;
     std::mt19937_64 generator(51);
     std::normal_distribution<double> normal;
-    const double own = bartlett(rows);
+    const double own = bartlett_of_pairs(rows);
     int above = 0;
-    std::vector<std::vector<double>> draw = rows;
+    Table draw = rows;
     for (int i = 0; i < kDraws; ++i) {
         for (auto& row : draw)
-            for (double& value : row) value = normal(generator);
-        above += bartlett(draw) >= own;
+            for (double& value : row)
+                if (std::isfinite(value)) value = normal(generator);
+        above += bartlett_of_pairs(draw) >= own;
     }
     return static_cast<double>(above) / kDraws;
 }
@@ -147,36 +175,37 @@ double Difference::detectable() const {
 }
 
 PooledVariance pooled_variance(const std::vector<Losses>& arms) {
-    std::vector<std::vector<double>> rows;
+    Table rows;
     for (const Losses& arm : arms) {
-        const bool runs = std::ranges::any_of(arm, [](double x) { return std::isfinite(x); });
         // the same bits twice are one arm
-        if (runs && std::ranges::find(rows, arm) == rows.end()) rows.push_back(arm);
+        const auto is_same = [&](const Losses& row) {
+            return std::ranges::equal(arm, row, [](double a, double b) { return !(a < b) && !(a > b); });
+        };
+        if (std::ranges::any_of(arm, [](double x) { return std::isfinite(x); }) &&
+            std::ranges::none_of(rows, is_same))
+            rows.push_back(arm);
     }
-    if (rows.empty()) return {};
-    for (size_t seed = rows.front().size(); seed-- > 0;) {
-        const auto absent = [&](const auto& row) { return !std::isfinite(row[seed]); };
-        if (std::ranges::none_of(rows, absent)) continue;
-        for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(seed));
+    if (rows.size() < 2) return {};
+    double runs = 0, seeds = 0;
+    for (size_t seed = 0; seed < rows.front().size(); ++seed) {
+        const auto count =
+            std::ranges::count_if(rows, [&](const auto& row) { return std::isfinite(row[seed]); });
+        runs += static_cast<double>(count);
+        seeds += count > 0;
     }
-    const size_t seeds = rows.front().size();
-    if (rows.size() < 2 || seeds < 2) return {};
     PooledVariance result;
-    result.freedom = static_cast<double>((rows.size() - 1) * (seeds - 1));
-    double sum = 0;
-    for (const auto& row : residuals(rows)) sum += squares_of(row);
-    result.variance = sum / result.freedom;
-    if (rows.size() > 2) result.p = share_of_draws_above(rows);  // two arms have the same residuals
+    // of a table that does not fall apart into arms without a common seed; for others one too few
+    result.freedom = runs - static_cast<double>(rows.size()) - seeds + 1;
+    if (result.freedom < 1) return {};
+    result.variance = residual_squares(rows) / result.freedom;
+    if (rows.size() > 2) result.p = share_of_draws_above(rows);
     result.same = result.p > 0.25;
     return result;
 }
 
 Difference over_seeds(const Losses& arm, const Losses& base, const PooledVariance& pooled) {
     FP8FLOW_CHECK(arm.size() == base.size(), "{} and {} seeds", arm.size(), base.size());
-    std::vector<double> pairs;
-    for (size_t seed = 0; seed < arm.size(); ++seed)
-        if (const double difference = arm[seed] - base[seed]; std::isfinite(difference))
-            pairs.push_back(difference);
+    const std::vector<double> pairs = differences(arm, base);
     Difference result;
     const auto count = static_cast<double>(pairs.size());
     result.pairs = static_cast<int64_t>(pairs.size());

@@ -65,10 +65,11 @@ struct Difference {
     double detectable() const;
 };
 
-// The variance of one run around the sum of an arm's and a seed's effect, over all arms that differ, from
-// the seeds that all arms have: the residual of a two-way layout. `same`: Bartlett's statistic of the arms'
-// residuals is not among the largest quarter of 1,000 draws with equal variances, so it may be pooled. The
-// level is 25 % because with three seeds the usual 5 % finds a variance of four times in few cases.
+// The variance of one run around the sum of an arm's and a seed's effect, over all arms that differ: the
+// residual of a two-way layout, in which runs may be absent. `same`: Bartlett's statistic of the differences
+// of every two arms is not among the largest quarter of 1,000 draws with equal variances, so it may be
+// pooled. The level is 25 % because with three seeds the usual 5 % finds a variance of four times in few
+// cases.
 struct PooledVariance {
     double variance = 0, freedom = 0, p = 1;
     bool same = false;

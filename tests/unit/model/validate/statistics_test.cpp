@@ -63,9 +63,17 @@ TEST(Statistics, PooledVarianceIsTheResidualOfTheTwoWayLayout) {
     // an effect of the seed and of the arm leaves nothing
     const Losses copy = {1, 5, 2};
     EXPECT_NEAR(pooled_variance({copy, {2, 6, 3}, {9, 13, 10}}).variance, 0, 1e-12);
-    // absent runs leave the seeds of all; an arm with the same bits, or without a run, counts once or not
+    // an arm with the same bits, or without a run, counts once or not
     EXPECT_EQ(pooled_variance({{1, 2, 4}, {1, 2, 4}, {1, 3, kNan}, {2, 1, 1}, {kNan, kNan, kNan}}).freedom,
-              2);
+              3);
+    // absent runs: an arm's only run, and a seed's, are their effects; others count
+    const std::vector<Losses> absent = {{10, 20, 30, kNan}, {11, 22, 33, 50}, {kNan, 7, kNan, kNan}};
+    EXPECT_NEAR(pooled_variance(absent).variance, 0.5, 1e-12);
+    EXPECT_EQ(pooled_variance(absent).freedom, 2);
+    const Losses longer = {1, 5, 2, 7, 3};
+    const PooledVariance additive = pooled_variance({longer, {3, 7, 4, kNan, kNan}, {0, 4, kNan, 6, 2}});
+    EXPECT_NEAR(additive.variance, 0, 1e-12);
+    EXPECT_EQ(additive.freedom, 5);
     EXPECT_EQ(pooled_variance({}).freedom, 0);
     EXPECT_FALSE(pooled_variance({{1}, {2}}).same);
 }
@@ -83,14 +91,15 @@ std::vector<Losses> draw(std::mt19937_64& generator, const std::vector<double>& 
     return arms;
 }
 
-// The share of 1,000 synthetic validations with true difference 0 that have it in their 95 % interval.
+// The share of 4,000 synthetic validations with true difference 0 that have it in their 95 % interval.
 double coverage(const std::function<Difference()>& one) {
+    constexpr int kDraws = 4000;
     int inside = 0;
-    for (int i = 0; i < 1000; ++i) {
+    for (int i = 0; i < kDraws; ++i) {
         const Difference d = one();
         inside += std::abs(d.mean) <= d.half_width();
     }
-    return inside / 1000.0;
+    return static_cast<double>(inside) / kDraws;
 }
 
 TEST(Statistics, IntervalsCoverNinetyFivePercent) {
@@ -104,6 +113,15 @@ TEST(Statistics, IntervalsCoverNinetyFivePercent) {
             EXPECT_GE(share, 0.93) << seeds << " seeds, " << arms << " arms";
             EXPECT_LE(share, 0.97) << seeds << " seeds, " << arms << " arms";
         }
+    const double absent = coverage([&] {
+        auto losses = draw(generator, {1, 1, 1, 1}, 5);
+        losses[1].resize(3, kNan);
+        losses[2].resize(2, kNan);
+        for (auto& arm : losses) arm.resize(5, kNan);
+        return over_seeds(losses[1], losses[0], pooled_variance(losses));
+    });
+    EXPECT_GE(absent, 0.93);
+    EXPECT_LE(absent, 0.97);
     // one run whose differences have correlation 0.5 from step to step
     std::normal_distribution<double> normal;
     const std::vector<double> base(1600, 2.0);
@@ -119,18 +137,20 @@ TEST(Statistics, IntervalsCoverNinetyFivePercent) {
 
 TEST(Statistics, PoolingNeedsEqualVariancesAndShortensTheInterval) {
     std::mt19937_64 generator(3);
-    int equal = 0, unequal = 0;
+    int equal = 0, unequal = 0, quiet = 0;
     double own = 0, pooled = 0;
     for (int i = 0; i < 200; ++i) {
         const auto losses = draw(generator, {1, 1, 1, 1}, 3);
         const PooledVariance variance = pooled_variance(losses);
         equal += variance.same;
         unequal += pooled_variance(draw(generator, {1, 30, 1, 1}, 5)).same;
+        quiet += pooled_variance(draw(generator, {1, 1, 30, 30, 30}, 3)).same;
         own += over_seeds(losses[1], losses[0], {}).half_width();
         pooled += over_seeds(losses[1], losses[0], variance).half_width();
     }
     EXPECT_NEAR(equal / 200.0, 0.75, 0.08);
     EXPECT_LT(unequal, 4);
+    EXPECT_LT(quiet, 10) << "two quiet arms among noisy ones";
     EXPECT_LT(pooled, 0.9 * own);
 }
 
