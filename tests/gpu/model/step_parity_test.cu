@@ -21,13 +21,13 @@ namespace {
 
 constexpr int kSteps = 3;
 
-// attention: native (with the reference's bits) | cudnn.
+// attention: native (with the reference's bits) | cudnn. The flow is the recipe's whatever is registered.
 Config tiny_config(const std::string& recipe, const std::string& attention) {
-    return load_config(
-        FP8FLOW_SOURCE_DIR "/configs/test.yaml",
-        {"precision.recipe=" + recipe, "moe.moe_router_force_load_balancing=true",
-         "training.global_batch_size=2", "model.qk_layernorm=true", "kernels.attention_backend=" + attention},
-        1);
+    return load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml",
+                       {"precision.recipe=" + recipe, "moe.moe_router_force_load_balancing=true",
+                        "training.global_batch_size=2", "model.qk_layernorm=true",
+                        "kernels.attention_backend=" + attention, "precision.flow=\"\""},
+                       1);
 }
 
 struct TrainingRun {
@@ -156,6 +156,7 @@ public:
     }
 };
 
+// Clipping adds kinks, and a scale that doubles moves them: the reference alone moves by up to 5e-3, too.
 TEST(FlowOfAPlugin, LossAndGradientsAgree) {
     register_flow<SameFlow>("same_flow", Recipe::fp8_flow);
     register_flow<ClippingFlow>("clipping_flow", Recipe::fp8_flow);
@@ -170,8 +171,9 @@ TEST(FlowOfAPlugin, LossAndGradientsAgree) {
         EXPECT_EQ(same.gradients, own.gradients);
         config.precision.flow = "clipping_flow";
         const TrainingRun clipping = run_steps(config, BackendKind::hopper);
-        EXPECT_NE(clipping.losses, own.losses);
-        expect_agreement(clipping, run_steps(config, BackendKind::reference), 1e-3);
+        expect_agreement(clipping, run_steps(config, BackendKind::reference), kManyFp8, kManyFp8Loss);
+        const char* const fc2 = "layers.1.moe.experts.linear_fc2.weight";
+        EXPECT_GT(nmse_of(clipping.gradients.at(fc2), own.gradients.at(fc2)), 0.02) << "clips nothing";
     }
 }
 
