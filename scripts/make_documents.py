@@ -577,7 +577,7 @@ TABLES = {**{make.__name__: make for make in (
     headline, layers, baselines, layer_stages, whole_model, whole_models, block, latent_attention, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
     exchange, exchange_sms, slow_operations, loss, family_errors, models_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
-    "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
+    "planted_faults": functools.partial(differences, "validate_planted_faults_h200.json"),
     "evidence": functools.partial(differences, LOSSES),
     "evidence_524m": functools.partial(differences, "validate_evidence_524m_h200.json"),
     "fixed_routing": functools.partial(differences, "validate_evidence_routing_h200.json"),
