@@ -165,11 +165,14 @@ def compact(options):
 def page(options):
     name, result = options.result.stem, json.loads(options.result.read_text())
     kind = "bench" if isinstance(result, list) else "profile" if "recipes" in result else "plan"
+    if kind == "plan" and "prediction" not in result:
+        sys.exit(f"{options.result}: got neither a profile.json with `recipes`, a plan's JSON nor a bench.json")
     machine = {"bench": lambda: result[0]["gpu"], "profile": lambda: result["machine"]["device"],
                "plan": lambda: "predicted for the " + result["prediction"]["gpu"]}[kind]()
     data = {"format": 2, "title": name, "subtitle": machine, kind: result}
     text = json.dumps(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     parts = (ROOT / "model" / "report" / "page" / "page.html").read_text().split("{{DATA}}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text.join(parts))
 
 
