@@ -129,7 +129,7 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
         const double detectable = o.training.detectable() / o.base;
         cells.push_back(
             {label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
-             format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
+             o.losses.empty() ? "-" : format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
              o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
              percent_text(o.held_out, o.base_held_out), o.to_control ? format_fixed(*o.to_control, 1) : "-",
              o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
@@ -177,13 +177,17 @@ std::string noise_text(const Outcomes& outcomes) {
                "(--seeds 1,2,3)";
     const PooledVariance& pooled = outcomes.training;
     std::vector<std::string> single;  // arms with one pair of runs
-    for (const Outcome& o : outcomes.arms)
+    bool pools = false;
+    for (const Outcome& o : outcomes.arms) {
         if (o.training.noise == Noise::run) single.push_back(o.arm);
+        pools |= o.training.noise == Noise::pooled;
+    }
     return fmt::format(
         "Intervals: over {} seeds, Student's t{}{}", outcomes.seeds.size(),
-        pooled.p == 1 ? ""
-                      : fmt::format("; variances of the arms {} (Bartlett, p = {:.2f})",
-                                    pooled.same ? "pooled" : "differ", pooled.p),
+        pools || (pooled.freedom > 0 && !pooled.same)
+            ? fmt::format("; variances of the arms {} (Bartlett, p = {:.2f})", pools ? "pooled" : "differ",
+                          pooled.p)
+            : "",
         single.empty() ? "" : fmt::format("; noise within one run only: {}", fmt::join(single, ", ")));
 }
 

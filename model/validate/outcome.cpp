@@ -58,17 +58,18 @@ void compare_with_baseline(const ArmLosses& own, const ArmLosses& base, const Ou
         if (own.runs[i]->diverged) continue;
         outcome.pairs.push_back({&own.runs[i]->curve, &base.runs[i]->curve});
         outcome.base += base.training[i];
-        outcome.base_held_out += base.runs[i]->curve.held_out;
         squares += difference * difference;
     }
     const std::vector<Pair>& pairs = outcome.pairs;
     const auto count = static_cast<double>(pairs.size());
     outcome.base /= count;
-    outcome.base_held_out /= count;
     outcome.root_mean_square = std::sqrt(squares / count);
     outcome.training = pairs.size() == 1 ? within_run(pairs[0].own->loss, pairs[0].base->loss, all.window)
                                          : over_seeds(own.training, base.training, all.training);
     outcome.held_out = over_seeds(own.held_out, base.held_out, all.held_out);
+    for (size_t i = 0; i < own.runs.size(); ++i)
+        if (std::isfinite(own.held_out[i] - base.held_out[i]))
+            outcome.base_held_out += base.held_out[i] / static_cast<double>(outcome.held_out.pairs);
     add_smoothed(outcome, spec);
     const double limit = spec.max_relative_loss_error * outcome.base;
     outcome.verdict = fails ? Verdict::miss : judge(outcome.training, limit);
@@ -81,7 +82,7 @@ void compare_with_control(Outcomes& outcomes) {
     outcomes.noise = control->smoothed.max;
     for (Outcome& o : outcomes.arms) {
         if (o.training.pairs == 0 || &o == control) continue;
-        o.to_control = o.root_mean_square / control->root_mean_square;
+        if (control->root_mean_square > 0) o.to_control = o.root_mean_square / control->root_mean_square;
         o.overlaps_control = std::abs(o.training.mean - control->training.mean) <=
                              o.training.half_width() + control->training.half_width();
     }

@@ -126,6 +126,40 @@ TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
     EXPECT_NE(report::answer_text(all, arms.front().config).find("with one seed"), std::string::npos);
 }
 
+// Every figure of the table is a number.
+TEST(Outcome, ATableWithHolesHasNoNan) {
+    Runs runs;
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("bf16", seed, 0));
+        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed * seed)));
+        runs.push_back(run_of("noisy", seed, 0.01 * static_cast<double>(seed)));
+        runs.push_back(diverged("bad", seed));
+        runs.push_back(run_of(kControlArm, seed, 0));  // the bits of bf16
+    }
+    runs[0].curve.held_out = std::nan("");
+    const std::vector<Arm> arms = arms_of({"bf16", "flow", "noisy", "bad", kControlArm});
+    const Config& config = arms.front().config;
+    const Outcomes all = outcomes_of(runs, arms, config.validate);
+    const std::string table = report::outcome_table(report::outcome_cells(all, config));
+    EXPECT_EQ(table.find("nan"), std::string::npos) << table;
+    EXPECT_EQ(table.find("inf"), std::string::npos) << table;
+    EXPECT_EQ(all.find("flow")->held_out.pairs, 2);
+    EXPECT_NEAR(all.find("flow")->base_held_out, 2.75, 1e-12) << "of the same seeds";
+    EXPECT_FALSE(all.find("flow")->to_control) << "the control arm has no noise";
+}
+
+TEST(Outcome, PoolingIsSaidOnlyWhereAnIntervalHasIt) {
+    Runs runs = {run_of("bf16", 1, 0)};  // the baseline of one pair per arm
+    const std::vector<double> noise = {0.003, -0.001, 0.002, 0.001, 0.004, -0.002, 0.003, 0.001, -0.001};
+    for (const int64_t seed : {1, 2, 3})
+        for (const size_t arm : {0, 1, 2})
+            runs.push_back(run_of(std::vector{"a", "b", "c"}[arm], seed,
+                                  noise[3 * arm + static_cast<size_t>(seed) - 1]));
+    const Outcomes all = outcomes_of(runs, arms_of({"bf16", "a", "b", "c"}), {});
+    EXPECT_TRUE(all.training.same && all.training.p < 1);
+    EXPECT_EQ(report::noise_text(all).find("pooled"), std::string::npos) << report::noise_text(all);
+}
+
 TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
     Runs runs;
     for (const int64_t seed : {1, 2, 3}) {
