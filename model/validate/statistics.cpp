@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -33,28 +34,38 @@ double squares_of(const std::vector<double>& values) {
 // Rows are arms, columns seeds; NaN: no such run.
 using Table = std::vector<std::vector<double>>;
 
-// What an effect of each row and one of each column leave of the sum of squares, by least squares: means of
-// rows and of columns are removed in turn.
-double residual_squares(Table rows) {
-    std::vector<std::vector<double*>> lines(rows.size() + rows.front().size());
+// Takes out of `values` what lies along each of the unit vectors.
+void remove_along(const Table& units, std::vector<double>& values) {
+    for (const auto& unit : units) {
+        const double along = std::inner_product(unit.begin(), unit.end(), values.begin(), 0.0);
+        for (size_t i = 0; i < unit.size(); ++i) values[i] -= along * unit[i];
+    }
+}
+
+// What least squares with an effect of each row and one of each column leave.
+PooledVariance residual_of(const Table& rows) {
+    std::vector<double> runs;
+    Table effects(rows.size() + rows.front().size());  // 1 for the runs that have this effect
     for (size_t row = 0; row < rows.size(); ++row)
         for (size_t column = 0; column < rows[row].size(); ++column) {
-            double& value = rows[row][column];
-            if (!std::isfinite(value)) continue;
-            lines[row].push_back(&value);
-            lines[rows.size() + column].push_back(&value);
+            if (!std::isfinite(rows[row][column])) continue;
+            runs.push_back(rows[row][column]);
+            for (auto& effect : effects) effect.push_back(0);
+            effects[row].back() = effects[rows.size() + column].back() = 1;
         }
-    constexpr int kSweeps = 200;  // without absent runs the first one is the solution
-    for (int sweep = 0; sweep < kSweeps; ++sweep)
-        for (const auto& line : lines) {
-            double sum = 0;
-            for (const double* value : line) sum += *value;
-            for (double* value : line) *value -= sum / static_cast<double>(line.size());
-        }
-    double sum = 0;
-    for (size_t row = 0; row < rows.size(); ++row)
-        for (const double* value : lines[row]) sum += *value * *value;
-    return sum;
+    Table units;  // an orthonormal basis of the effects
+    for (auto& effect : effects) {
+        remove_along(units, effect);
+        const double length =
+            std::sqrt(std::inner_product(effect.begin(), effect.end(), effect.begin(), 0.0));
+        if (length < 1e-6) continue;  // a sum of the effects before
+        for (double& value : effect) value /= length;
+        units.push_back(std::move(effect));
+    }
+    remove_along(units, runs);
+    const auto freedom = static_cast<double>(runs.size() - units.size());
+    return {.variance = std::inner_product(runs.begin(), runs.end(), runs.begin(), 0.0) / freedom,
+            .freedom = freedom};
 }
 
 // The statistic of Bartlett's test over the differences of every two rows; 0: all variances are equal.
@@ -71,25 +82,41 @@ double bartlett_of_pairs(const Table& rows) {
             freedom += own_freedom;
             logs += own_freedom * std::log(own / own_freedom);
         }
-    return freedom * std::log(squares / freedom) - logs;
+    return freedom > 0 ? freedom * std::log(squares / freedom) - logs : 0;
 }
 
-// The share of random tables of normal values with equal variances that have at least the statistic of
-// `rows`. Absent runs are absent there too.
-double share_of_draws_above(const Table& rows) {
-    constexpr int kDraws = 1000;
+// The statistics of 1,000 tables of normal values with equal variances, where runs are absent as in `rows`.
+// Kept: the training and the held-out losses have the same runs.
+const std::vector<double>& draws_like(const Table& rows) {
+    std::vector<std::vector<bool>> runs;
+    for (const auto& row : rows) {
+        runs.emplace_back();
+        for (const double value : row) runs.back().push_back(std::isfinite(value));
+    }
+    thread_local std::map<std::vector<std::vector<bool>>, std::vector<double>> known;
+    std::vector<double>& draws = known[std::move(runs)];
     std::mt19937_64 generator(51);
     std::normal_distribution<double> normal;
-    const double own = bartlett_of_pairs(rows);
-    int above = 0;
     Table draw = rows;
-    for (int i = 0; i < kDraws; ++i) {
+    while (draws.size() < 1000) {
         for (auto& row : draw)
             for (double& value : row)
                 if (std::isfinite(value)) value = normal(generator);
-        above += bartlett_of_pairs(draw) >= own;
+        draws.push_back(bartlett_of_pairs(draw));
     }
-    return static_cast<double>(above) / kDraws;
+    return draws;
+}
+
+// Adds an arm. The same bits twice are one arm, with the runs of both.
+void add_arm(const Losses& arm, Table& rows) {
+    for (Losses& row : rows) {
+        const std::vector<double> both = differences(arm, row);
+        if (both.empty() || std::ranges::any_of(both, [](double x) { return x != 0; })) continue;
+        for (size_t seed = 0; seed < row.size(); ++seed)
+            if (!std::isfinite(row[seed])) row[seed] = arm[seed];
+        return;
+    }
+    if (std::ranges::any_of(arm, [](double x) { return std::isfinite(x); })) rows.push_back(arm);
 }
 
 }  // namespace
@@ -176,29 +203,16 @@ double Difference::detectable() const {
 
 PooledVariance pooled_variance(const std::vector<Losses>& arms) {
     Table rows;
-    for (const Losses& arm : arms) {
-        // the same bits twice are one arm
-        const auto is_same = [&](const Losses& row) {
-            return std::ranges::equal(arm, row, [](double a, double b) { return !(a < b) && !(a > b); });
-        };
-        if (std::ranges::any_of(arm, [](double x) { return std::isfinite(x); }) &&
-            std::ranges::none_of(rows, is_same))
-            rows.push_back(arm);
-    }
+    for (const Losses& arm : arms) add_arm(arm, rows);
     if (rows.size() < 2) return {};
-    double runs = 0, seeds = 0;
-    for (size_t seed = 0; seed < rows.front().size(); ++seed) {
-        const auto count =
-            std::ranges::count_if(rows, [&](const auto& row) { return std::isfinite(row[seed]); });
-        runs += static_cast<double>(count);
-        seeds += count > 0;
+    PooledVariance result = residual_of(rows);
+    if (result.freedom == 0) return {};
+    if (rows.size() > 2) {
+        const std::vector<double>& draws = draws_like(rows);
+        const double own = bartlett_of_pairs(rows);
+        const auto above = std::ranges::count_if(draws, [&](double draw) { return draw >= own; });
+        result.p = static_cast<double>(above) / static_cast<double>(draws.size());
     }
-    PooledVariance result;
-    // of a table that does not fall apart into arms without a common seed; for others one too few
-    result.freedom = runs - static_cast<double>(rows.size()) - seeds + 1;
-    if (result.freedom < 1) return {};
-    result.variance = residual_squares(rows) / result.freedom;
-    if (rows.size() > 2) result.p = share_of_draws_above(rows);
     result.same = result.p > 0.25;
     return result;
 }

@@ -60,8 +60,8 @@ struct Difference {
     Noise noise = Noise::unknown;
 
     double half_width() const;  // of the 95 % interval; infinite: unknown
-    // The smallest true difference that an interval like this one leaves out 0 for in 80 % of all
-    // validations: (t_0.975 + t_0.8) times the standard error.
+    // The smallest true difference that an interval like this one leaves out 0 for in about 80 % of
+    // all validations: (t_0.975 + t_0.8) times the standard error.
     double detectable() const;
 };
 

@@ -78,6 +78,30 @@ TEST(Statistics, PooledVarianceIsTheResidualOfTheTwoWayLayout) {
     EXPECT_FALSE(pooled_variance({{1}, {2}}).same);
 }
 
+TEST(Statistics, PooledVarianceOfTablesWithFewRuns) {
+    // without a common seed: two tables, each with its degree of freedom
+    const PooledVariance apart =
+        pooled_variance({{1, 2, kNan, kNan}, {1, 3, kNan, kNan}, {kNan, kNan, 5, 6}, {kNan, kNan, 5, 8}});
+    EXPECT_EQ(apart.freedom, 2);
+    EXPECT_NEAR(apart.variance, (0.25 + 1) / 2, 1e-12);
+    // each arm has two seeds, one of them the next arm's: a long chain of effects, without noise
+    constexpr size_t kArms = 30;
+    std::vector<Losses> ring(kArms, Losses(kArms, kNan));
+    for (size_t arm = 0; arm < kArms; ++arm)
+        for (const size_t seed : {arm, (arm + 1) % kArms})
+            ring[arm][seed] = static_cast<double>(arm + seed * seed);
+    EXPECT_EQ(pooled_variance(ring).freedom, 1);
+    EXPECT_NEAR(pooled_variance(ring).variance, 0, 1e-12);
+    EXPECT_EQ(pooled_variance(ring).p, 1) << "no two arms with two seeds";
+    // the same bits: the runs of both count, in either order
+    const Losses base = {1, 2, 4}, part = {1, 2, kNan}, other = {1, 3, 7};
+    EXPECT_EQ(pooled_variance({part, base, other}).freedom, 2);
+    EXPECT_EQ(pooled_variance({base, part, other}).freedom, 2);
+    // without a common seed nothing is the same
+    EXPECT_EQ(pooled_variance({{1, 2, 3, 4}, {1, 3, kNan, kNan}, {kNan, kNan, 4, 4}, {3, 3, 3, 3}}).freedom,
+              5);
+}
+
 // Losses of `sd.size()` arms with an effect of each seed.
 std::vector<Losses> draw(std::mt19937_64& generator, const std::vector<double>& sd, size_t seeds) {
     std::normal_distribution<double> normal;
