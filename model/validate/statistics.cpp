@@ -231,7 +231,8 @@ Difference over_seeds(const Losses& arm, const Losses& base, const PooledVarianc
     result.noise = Noise::seeds;
     // arms with the same bits differ by 0 whatever the other arms do
     if (pooled.same && pooled.freedom > result.freedom && variance > 0) {
-        variance = 2 * pooled.variance;  // a difference has the variance of two runs
+        // a difference has the variance of two runs; an arm that shows more than the others keeps its own
+        variance = std::max(variance, 2 * pooled.variance);
         result.freedom = pooled.freedom;
         result.noise = Noise::pooled;
     }

@@ -53,6 +53,13 @@ TEST(Statistics, PairsOfSeedsByHand) {
     EXPECT_EQ(over_seeds({kNan}, {2}, {}).pairs, 0);
     EXPECT_EQ(over_seeds({1, 2}, {1, 2}, {.variance = 1, .freedom = 9, .same = true}).half_width(), 0)
         << "the same bits";
+    // pooled: standard deviation 1, and with less the arm's own
+    const auto pooled = [](double variance) {
+        return over_seeds({11, 22, 33}, {10, 20, 30}, {.variance = variance, .freedom = 9, .same = true});
+    };
+    EXPECT_DOUBLE_EQ(pooled(2).error, 2 / std::sqrt(3.0));
+    EXPECT_DOUBLE_EQ(pooled(0.1).error, 1 / std::sqrt(3.0));
+    EXPECT_EQ(pooled(0.1).freedom, 9);
 }
 
 TEST(Statistics, PooledVarianceIsTheResidualOfTheTwoWayLayout) {
@@ -146,6 +153,11 @@ TEST(Statistics, IntervalsCoverNinetyFivePercent) {
     });
     EXPECT_GE(absent, 0.93);
     EXPECT_LE(absent, 0.97);
+    const double noisy = coverage([&] {
+        const auto losses = draw(generator, {1, 3, 1, 1}, 3);
+        return over_seeds(losses[1], losses[0], pooled_variance(losses));
+    });
+    EXPECT_GE(noisy, 0.905) << "an arm with three times the noise";
     // one run whose differences have correlation 0.5 from step to step
     std::normal_distribution<double> normal;
     const std::vector<double> base(1600, 2.0);
