@@ -113,7 +113,8 @@ public:
     bool run() {
         try {
             train();
-        } catch (const Diverged& problem) {
+        } catch (const Error& problem) {  // of a step, or of the held-out loss
+            if (problem.code() != ExitCode::numeric) throw;
             diverged_ = true;
             log_.line(fmt::format("warning: {}: {}", run_.label_of(job_), problem.what()));
         }

@@ -118,7 +118,7 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
 }  // namespace
 
 std::string percent_text(const Difference& d, double base) {
-    if (d.pairs == 0) return "-";
+    if (d.pairs == 0 || !(base > 0)) return "-";
     return difference_text(d.mean / base * kPercent, d.half_width() / base * kPercent, 3) + " %";
 }
 
@@ -126,14 +126,15 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
     Cells cells = {{"arm", "seeds", "loss", "difference", "nats", "held out", "/ control", "detects",
                     "max error", "ms", "verdict"}};
     for (const Outcome& o : outcomes.arms) {
-        const double detectable = o.training.detectable() / o.base;
+        const auto percent = [&](double ratio) {
+            return o.pairs.empty() || !std::isfinite(ratio) ? "-" : format_percent(ratio, 3);
+        };
         cells.push_back(
             {label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
              o.losses.empty() ? "-" : format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
              o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
              percent_text(o.held_out, o.base_held_out), o.to_control ? format_fixed(*o.to_control, 1) : "-",
-             o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
-             o.pairs.empty() ? "-" : format_percent(o.smoothed.max, 3),
+             percent(o.training.detectable() / o.base), percent(o.smoothed.max),
              o.runs.empty() ? "-"
                             : format_fixed(o.runs.front()->costs.value("seconds per step", 0.0) * 1e3, 0),
              verdict_text(o, config)});

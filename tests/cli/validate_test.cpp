@@ -104,6 +104,17 @@ TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
     expect_contains(result.at("command").get<std::string>(), "--set 'validate.recipes=[bf16]'");
 }
 
+TEST(Validate, AHeldOutLossThatIsNotFiniteIsADivergedRun) {
+    TemporaryFolder folder;
+    const CommandResult run = fp8flow_alone(
+        validate(folder.path("out"),
+                 {"training.train_iters=1", "training.lr=1e12", "training.min_lr=1e12",
+                  "training.clip_grad=0", "training.lr_warmup_iters=0", "validate.warmup_iters=0"}));
+    EXPECT_EQ(run.status, 1) << run.err;
+    expect_contains(run.out, "the held-out loss after step 1 is not finite");
+    expect_contains(run.out, "inconclusive, 1 diverged");
+}
+
 TEST(Validate, WritesCurvesPictureAndCompactProgress) {
     TemporaryFolder folder;
     const CommandResult run =

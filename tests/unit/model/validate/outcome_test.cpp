@@ -128,16 +128,20 @@ TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
 
 // Every figure of the table is a number.
 TEST(Outcome, ATableWithHolesHasNoNan) {
+    const std::vector<double> zero(kSteps, 0.0);
     Runs runs;
     for (const int64_t seed : {1, 2, 3}) {
         runs.push_back(run_of("bf16", seed, 0));
         runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed * seed)));
         runs.push_back(run_of("noisy", seed, 0.01 * static_cast<double>(seed)));
         runs.push_back(diverged("bad", seed));
+        runs.push_back({.arm = "zero", .seed = seed, .curve = {.loss = zero, .grad_norm = zero}});
+        runs.push_back({.arm = "to zero", .seed = seed, .curve = {.loss = zero, .grad_norm = zero}});
         runs.push_back(run_of(kControlArm, seed, 0));  // the bits of bf16
     }
     runs[0].curve.held_out = std::nan("");
-    const std::vector<Arm> arms = arms_of({"bf16", "flow", "noisy", "bad", kControlArm});
+    std::vector<Arm> arms = arms_of({"bf16", "flow", "noisy", "bad", "zero", "to zero", kControlArm});
+    arms[5].against = "zero";
     const Config& config = arms.front().config;
     const Outcomes all = outcomes_of(runs, arms, config.validate);
     const std::string table = report::outcome_table(report::outcome_cells(all, config));
