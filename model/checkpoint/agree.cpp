@@ -5,7 +5,8 @@
 #include "model/checkpoint/disk.h"
 
 #include <algorithm>
-#include <optional>
+#include <string>
+#include <vector>
 
 namespace fp8flow::checkpoint {
 
@@ -13,20 +14,16 @@ void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
     struct Verdict {
         int64_t code = 0, unreadable = 0;
     };
-    std::optional<Error> mine;
-    bool unreadable = false;
+    Verdict mine;
+    std::string text;
     try {
         work();
-    } catch (const Unreadable& error) {
-        mine = error;
-        unreadable = true;
     } catch (const Error& error) {
-        mine = error;
+        mine = {static_cast<int64_t>(error.code()), dynamic_cast<const Unreadable*>(&error) != nullptr};
+        text = error.what();
     }
-    std::string text = mine ? mine->what() : "";
-    const Verdict verdict{mine ? static_cast<int64_t>(mine->code()) : 0, unreadable};
     std::vector<Verdict> all(static_cast<size_t>(world.size()));
-    world.all_gather(&verdict, sizeof verdict, all.data());
+    world.all_gather(&mine, sizeof mine, all.data());
     const auto first = std::ranges::find_if(all, [](const Verdict& v) { return v.code != 0; });
     if (first == all.end()) return;
     world.broadcast(text, static_cast<int>(first - all.begin()));

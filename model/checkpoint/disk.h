@@ -35,7 +35,7 @@ public:
     virtual int list(int folder, std::vector<std::string>& names);  // without "." and ".."
 };
 
-// An open file or folder that closes itself; -1: none.
+// An open file or folder that closes itself; negative: none, or the error of opening it.
 class DiskHandle {
 public:
     DiskHandle() = default;

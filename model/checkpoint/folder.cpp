@@ -18,31 +18,30 @@ bool is_part(std::string_view name) {
     return name == kManifestName || (name.starts_with("rank_") && name.ends_with(".safetensors"));
 }
 
+// Throws for minus an error number.
+void require_done(int64_t result, const std::string& path, std::string_view what) {
+    require(result >= 0, class_of(static_cast<int>(-result), ExitCode::checkpoint), "{}: cannot {}: {}", path,
+            what, reason(result));
+}
+
 }  // namespace
 
 std::string checkpoint_name(int64_t step) { return fmt::format("{}{:08d}", kPrefix, step); }
 
 std::optional<int64_t> step_of_name(std::string_view name) {
-    if (!name.starts_with(kPrefix)) return std::nullopt;
-    const std::string_view digits = name.substr(kPrefix.size());
+    const std::string_view digits = name.substr(std::min(kPrefix.size(), name.size()));
     int64_t step = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-    if (error != std::errc() || end != digits.data() + digits.size() || step < 0) return std::nullopt;
-    if (checkpoint_name(step) != name) return std::nullopt;
-    return step;
+    std::from_chars(digits.data(), digits.data() + digits.size(), step);
+    return step >= 0 && checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
 CheckpointFolder::CheckpointFolder(std::shared_ptr<Disk> disk, const std::string& path)
-    : disk_(std::move(disk)), path_(path) {
-    const int folder = disk_->open_folder(path);
-    require(folder >= 0, class_of(-folder, ExitCode::checkpoint),
-            "{}: cannot open the folder of checkpoints: {}", path, reason(folder));
-    folder_ = DiskHandle(*disk_, folder);
+    : disk_(std::move(disk)), path_(path), folder_(*disk_, disk_->open_folder(path)) {
+    require_done(folder_.get(), path, "open the folder of checkpoints");
 }
 
 void CheckpointFolder::check(int64_t result, const std::string& name, std::string_view what) const {
-    require(result >= 0, class_of(static_cast<int>(-result), ExitCode::checkpoint), "{}: cannot {}: {}",
-            path_of(name), what, reason(result));
+    require_done(result, path_of(name), what);
 }
 
 std::vector<int64_t> CheckpointFolder::steps() const {
@@ -56,23 +55,22 @@ std::vector<int64_t> CheckpointFolder::steps() const {
 }
 
 DiskHandle CheckpointFolder::open_checkpoint(int64_t step) const {
-    const int opened = disk_->open_folder(folder_.get(), checkpoint_name(step));
-    require_read(opened, path_of(checkpoint_name(step)));
-    return {*disk_, opened};
+    DiskHandle folder(*disk_, disk_->open_folder(folder_.get(), checkpoint_name(step)));
+    require_read(folder.get(), path_of(checkpoint_name(step)));
+    return folder;
 }
 
 CheckpointManifest CheckpointFolder::manifest(int64_t step) const {
     const std::string where = path_of(checkpoint_name(step)) + "/" + kManifestName;
     const DiskHandle folder = open_checkpoint(step);
-    const int opened = disk_->open_file(folder.get(), kManifestName);
-    require_read(opened, where);
-    const DiskHandle file(*disk_, opened);
-    const int64_t size = disk_->size(opened);
+    const DiskHandle file(*disk_, disk_->open_file(folder.get(), kManifestName));
+    require_read(file.get(), where);
+    const int64_t size = disk_->size(file.get());
     require_read(size, where);
     require(size <= kMaxManifestBytes, ExitCode::checkpoint, "{}: {} bytes, a manifest has at most {}", where,
             size, kMaxManifestBytes);
     std::string text(static_cast<size_t>(size), '\0');
-    require_read(read_all(*disk_, opened, text.data(), text.size(), 0), where + ": cannot read it");
+    require_read(read_all(*disk_, file.get(), text.data(), text.size(), 0), where + ": cannot read it");
     CheckpointManifest manifest = parse_manifest(text, where);
     require(manifest.step == step, ExitCode::checkpoint, "{}: the manifest is that of step {}",
             path_of(checkpoint_name(step)), manifest.step);
@@ -81,9 +79,8 @@ CheckpointManifest CheckpointFolder::manifest(int64_t step) const {
 
 // Its own files and the folder. Anything else in it, which we never make, stays: an error.
 void CheckpointFolder::remove_checkpoint(const std::string& name) {
-    const int opened = disk_->open_folder(folder_.get(), name);
-    check(opened, name, "open it");
-    const DiskHandle folder(*disk_, opened);
+    const DiskHandle folder(*disk_, disk_->open_folder(folder_.get(), name));
+    check(folder.get(), name, "open it");
     std::vector<std::string> files;
     check(disk_->list(folder.get(), files), name, "list it");
     for (const std::string& file : files)
@@ -179,21 +176,14 @@ void CheckpointFolder::set_aside(const std::string& name, int64_t step) {
 
 CheckpointFolder::Part::Part(const CheckpointFolder& folder, int64_t step, const std::string& name)
     : disk_(folder.disk()), path_(folder.path_of(unfinished(step) + "/" + name)) {
-    const int opened = disk_.open_folder(folder.folder_.get(), unfinished(step));
+    folder_ = {disk_, disk_.open_folder(folder.folder_.get(), unfinished(step))};
     // Another rank has made it.
-    if (opened == -ENOENT)
-        fail(ExitCode::checkpoint,
-             "{}: its folder is not there: checkpoint.save must be on a file system that all ranks share",
-             path_);
-    if (opened < 0) fail_with(opened, "open its folder");
-    folder_ = DiskHandle(disk_, opened);
-    const int file = disk_.create_file(folder_.get(), name);
-    if (file < 0) fail_with(file, "create it");
-    file_ = DiskHandle(disk_, file);
-}
-
-void CheckpointFolder::Part::fail_with(int error, std::string_view what) const {
-    fail(class_of(-error, ExitCode::checkpoint), "{}: cannot {}: {}", path_, what, reason(error));
+    require(folder_.get() != -ENOENT, ExitCode::checkpoint,
+            "{}: its folder is not there: checkpoint.save must be on a file system that all ranks share",
+            path_);
+    require_done(folder_.get(), path_, "open its folder");
+    file_ = {disk_, disk_.create_file(folder_.get(), name)};
+    require_done(file_.get(), path_, "create it");
 }
 
 void CheckpointFolder::Part::write(const void* data, size_t bytes) {
@@ -208,16 +198,15 @@ void CheckpointFolder::Part::write(const void* data, size_t bytes) {
 }
 
 void CheckpointFolder::Part::flush() {
-    if (const int error = write_all(disk_, file_.get(), block_.data(), block_.size()))
-        fail_with(error, "write it");
+    require_done(write_all(disk_, file_.get(), block_.data(), block_.size()), path_, "write it");
     block_.clear();
 }
 
 void CheckpointFolder::Part::finish() {
     flush();
-    if (const int error = disk_.sync(file_.get())) fail_with(error, "sync it");
-    if (const int error = file_.close()) fail_with(error, "close it");
-    if (const int error = disk_.sync(folder_.get())) fail_with(error, "sync its folder");
+    require_done(disk_.sync(file_.get()), path_, "sync it");
+    require_done(file_.close(), path_, "close it");
+    require_done(disk_.sync(folder_.get()), path_, "sync its folder");
 }
 
 }  // namespace fp8flow::checkpoint

@@ -58,7 +58,6 @@ public:
         void finish();  // on the disk, with its name
 
     private:
-        [[noreturn]] void fail_with(int error, std::string_view what) const;
         void flush();
 
         Disk& disk_;

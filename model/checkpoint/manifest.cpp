@@ -5,18 +5,16 @@
 
 #include "model/base/crc32c.h"
 #include "model/safetensors/input.h"
+#include "model/safetensors/json.h"
 
 #include <nlohmann/json.hpp>
 
-#include <charconv>
 #include <cstdint>
-#include <type_traits>
+#include <string>
 
 namespace fp8flow::checkpoint {
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr int64_t kVersion = 1;
 constexpr const char* kFormat = "fp8flow checkpoint";
@@ -25,6 +23,7 @@ std::string first_line(uint32_t crc) { return fmt::format("{{\"crc32c\": \"{:08x
 const size_t kFirstLine = first_line(0).size();
 
 std::string body(const CheckpointManifest& manifest) {
+    using Json = nlohmann::ordered_json;
     Json json;
     json["format"] = kFormat;
     json["version"] = kVersion;
@@ -47,42 +46,25 @@ std::string body(const CheckpointManifest& manifest) {
     return json.dump(1, ' ', false, Json::error_handler_t::replace).substr(2) + "\n";
 }
 
-template <class Word> Word hex_word(const std::string& text) {
-    Word word = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), word, 16);
-    if (error != std::errc() || end != text.data() + text.size())
-        throw std::invalid_argument("no hexadecimal number");
-    return word;
-}
+// These two throw std::exception. What they take beyond what body() writes is found when it is written again.
+uint64_t hex_word(const nlohmann::json& json) { return std::stoull(json.get<std::string>(), nullptr, 16); }
+int64_t whole(const nlohmann::json& json) { return whole_number(json).value(); }
 
-// Whole numbers only: a fraction, or one that is too large and therefore read as a fraction, must not be
-// converted.
-template <class Number> Number whole(const Json& json) {
-    const bool fits = std::is_signed_v<Number>
-                          ? json.is_number_integer() &&
-                                (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX})
-                          : json.is_number_unsigned();
-    if (!fits) throw std::invalid_argument("no whole number");
-    return json.get<Number>();
-}
-
-// Throws std::exception.
-CheckpointManifest read_fields(const Json& json) {
-    CheckpointManifest manifest{
-        .step = whole<int64_t>(json.at("step")),
-        .consumed_samples = whole<int64_t>(json.at("consumed_samples")),
-        .expert_parallel_size = whole<int64_t>(json.at("expert_model_parallel_size")),
-        .global_batch_size = whole<int64_t>(json.at("global_batch_size")),
-        .seed = whole<uint64_t>(json.at("seed")),
-        .seq_length = json.contains("seq_length") ? whole<int64_t>(json.at("seq_length")) : 0,
-        .data_fingerprint = hex_word<uint64_t>(json.at("data_fingerprint").get<std::string>()),
-        .commit = json.at("commit").get<std::string>(),
-        .config = json.at("config").get<std::string>()};
-    if (json.contains("run")) manifest.run = hex_word<uint64_t>(json["run"].get<std::string>());
-    if (json.contains("applied_steps")) manifest.applied_steps = whole<int64_t>(json["applied_steps"]);
-    for (const Json& file : json.at("files"))
-        manifest.files.push_back({whole<int64_t>(file.at("bytes")),
-                                  hex_word<uint32_t>(file.at("header_crc32c").get<std::string>())});
+CheckpointManifest read_fields(const nlohmann::json& json) {
+    CheckpointManifest manifest{.step = whole(json.at("step")),
+                                .consumed_samples = whole(json.at("consumed_samples")),
+                                .expert_parallel_size = whole(json.at("expert_model_parallel_size")),
+                                .global_batch_size = whole(json.at("global_batch_size")),
+                                .seed = json.at("seed").get_ref<const uint64_t&>(),
+                                .data_fingerprint = hex_word(json.at("data_fingerprint")),
+                                .commit = json.at("commit").get<std::string>(),
+                                .config = json.at("config").get<std::string>()};
+    if (json.contains("seq_length")) manifest.seq_length = whole(json["seq_length"]);
+    if (json.contains("run")) manifest.run = hex_word(json["run"]);
+    if (json.contains("applied_steps")) manifest.applied_steps = whole(json["applied_steps"]);
+    for (const nlohmann::json& file : json.at("files"))
+        manifest.files.push_back(
+            {whole(file.at("bytes")), static_cast<uint32_t>(hex_word(file.at("header_crc32c")))});
     return manifest;
 }
 
@@ -107,8 +89,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
               "the checksum does not fit: damaged, or changed by hand");
     CheckpointManifest manifest;
     try {
-        const Json json = Json::parse("{" + std::string(rest));
-        const auto version = whole<int64_t>(json.at("version"));
+        const auto json = nlohmann::json::parse("{" + std::string(rest));
+        const int64_t version = whole(json.at("version"));
         refuse_if(json.at("format").get<std::string>() != kFormat, "not a manifest of this program");
         require(version == kVersion, ExitCode::checkpoint, "{}: version {}, this program reads {}", where,
                 version, kVersion);

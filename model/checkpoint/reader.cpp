@@ -29,9 +29,8 @@ CheckpointReader::CheckpointReader(const CheckpointFolder& folder, int64_t step)
 void CheckpointReader::open_file(int64_t file) {
     const std::string where = path_of_file(file);
     const CheckpointManifest::File& expected = manifest_.files[static_cast<size_t>(file)];
-    const int opened = disk_.open_file(folder_.get(), rank_file_name(file));
+    const int opened = files_.emplace_back(disk_, disk_.open_file(folder_.get(), rank_file_name(file))).get();
     require_read(opened, where);
-    files_.emplace_back(disk_, opened);
     const int64_t size = disk_.size(opened);
     require_read(size, where);
     require(size == expected.bytes, ExitCode::checkpoint, "{}: {}: {} bytes, {} were written", where,
@@ -120,8 +119,7 @@ void CheckpointReader::verify_file(int64_t file) const {
     std::vector<std::pair<std::string, Place>> in_file;
     for (const auto& [name, place] : tensors_)
         if (place.file == file) in_file.emplace_back(name, place);
-    std::ranges::sort(in_file,
-                      [](const auto& a, const auto& b) { return a.second.offset < b.second.offset; });
+    std::ranges::sort(in_file, {}, [](const auto& named) { return named.second.offset; });
     std::vector<uint8_t> block;
     for (const auto& [name, place] : in_file) {
         uint32_t crc = 0;

@@ -375,8 +375,7 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
         trainer.set_first_batch(-saved.step);
         resumed.more_data = fmt::format(
             "data.data_path has more than when it was saved: {} samples of that were read; the run goes on "
-            "with "
-            "sample 0 of all, in an order of {} samples per epoch",
+            "with sample 0 of all, in an order of {} samples per epoch",
             saved.consumed_samples, data.samples_per_epoch(data::Split::train));
         resumed.held_out_before = data::held_out_in(data, *less);
     }

@@ -7,7 +7,6 @@
 #include "model/base/crc32c.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/state.h"
-#include "model/safetensors/writer.h"
 
 #include <algorithm>
 #include <thread>
@@ -90,7 +89,7 @@ void CheckpointSaver::copy_state(Trainer& trainer) {
         auto* to = copy_->at<uint8_t>(at);
         device.copy_out_async(to, tensor.view.data, static_cast<size_t>(tensor.bytes()));
         pending_->tensors.push_back(
-            {tensor.stored_name(), tensor.stored_shape(), to, tensor.bytes(), file_dtype(tensor.dtype)});
+            {{tensor.stored_name(), file_dtype(tensor.dtype), tensor.stored_shape()}, to, tensor.bytes()});
         at += static_cast<size_t>(round_up(tensor.bytes(), kAlignment));
     }
     copied.record({});
@@ -106,7 +105,7 @@ CheckpointManifest::File CheckpointSaver::write_file(const Pending& pending) con
     std::string checksums;
     for (const SavedTensor& tensor : pending.tensors) {
         go_on();
-        declared.push_back({tensor.name, tensor.dtype, tensor.shape});
+        declared.push_back(tensor.declared);
         checksums += fmt::format("{:08x}", crc32c(tensor.data, static_cast<size_t>(tensor.bytes)));
     }
     CheckpointFolder::Part part(*folder_, pending.step, rank_file_name(world_.rank()));
@@ -125,7 +124,8 @@ CheckpointManifest::File CheckpointSaver::write_file(const Pending& pending) con
     for (const SavedTensor& tensor : pending.tensors)
         for (int64_t done = 0; done < tensor.bytes; done += kBlockBytes) {
             go_on();
-            writer.append(tensor.name, tensor.data + done, std::min(kBlockBytes, tensor.bytes - done));
+            writer.append(tensor.declared.name, tensor.data + done,
+                          std::min(kBlockBytes, tensor.bytes - done));
         }
     writer.finish();
     part.finish();

@@ -8,7 +8,7 @@
 #include "kernels/core/pinned.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/writer.h"
 #include "model/train/trainer.h"
 
 #include <atomic>
@@ -68,11 +68,9 @@ private:
     };
     // In host memory.
     struct SavedTensor {
-        std::string name;
-        std::vector<int64_t> shape;
+        TensorDeclaration declared;
         const uint8_t* data = nullptr;
         int64_t bytes = 0;
-        FileDType dtype = FileDType::f32;
     };
     struct Pending {
         int64_t step = 0, applied = 0, next_batch = 0;

@@ -135,9 +135,7 @@ std::vector<StateTensor> training_state(Transformer& transformer, const RankLayo
     };
     const auto add_part = [&](const Parameter& p, const Whole& whole, const TensorView& part) {
         if (p.is_sharded()) return add_slices(state, whole, p, part, layout);
-        const int64_t local = p.spec.shape[0];
-        const int64_t each = p.numel() / local;
-        add(whole, p.spec.expert ? part[whole.begin / each] : part);
+        add(whole, p.spec.expert ? part[whole.begin / product(whole.shape)] : part);
     };
     for (const Parameter& p : transformer.parameters().all()) {
         const std::pair<std::string, TensorView> parts[] = {
