@@ -58,9 +58,7 @@ std::vector<int64_t> integers(const nlohmann::json& list, const std::string& wha
 // {"dtype": text, "shape": [n...], "data_offsets": [begin, end]}
 TensorEntry read_tensor(const std::string& name, const nlohmann::json& json, int64_t data_bytes,
                         const std::string& file, ExitCode code) {
-    require(is_plain_tensor_name(name), code,
-            "{}: a tensor is named \"{}\": a name has 1 to {} bytes and no control characters", file,
-            printable(name), kMaxTensorName);
+    require_plain_tensor_name(name, file, code);
     require(json.is_object(), code, "{}: \"{}\" is {}, want an object", file, printable(name), kind_of(json));
     const std::string where = fmt::format("{}: tensor \"{}\"", file, printable(name));
     TensorEntry entry{.name = name};
@@ -145,6 +143,12 @@ bool is_plain_tensor_name(std::string_view name) {
     return !name.empty() && name.size() <= kMaxTensorName && std::ranges::none_of(name, is_control);
 }
 
+void require_plain_tensor_name(std::string_view name, const std::string& file, ExitCode code) {
+    require(is_plain_tensor_name(name), code,
+            "{}: a tensor is named \"{}\": a name has 1 to {} bytes and no control characters", file,
+            printable(name), kMaxTensorName);
+}
+
 int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const std::string& file,
                       ExitCode code) {
     require(
@@ -183,9 +187,8 @@ SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const 
             header.metadata[key] = item.get<std::string>();
         }
     }
-    std::ranges::stable_sort(header.tensors, [](const TensorEntry& a, const TensorEntry& b) {
-        return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-    });
+    std::ranges::stable_sort(header.tensors, {},
+                             [](const TensorEntry& entry) { return std::pair(entry.begin, entry.end); });
     const std::string problem = problem_of_places(header);
     require(problem.empty(), code, "{}: {}", file, problem);
     return header;

@@ -75,5 +75,7 @@ SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const 
 
 // Whether a name may appear in messages and files: not empty, not too long, no control characters.
 bool is_plain_tensor_name(std::string_view name);
+// Throws Error(code) naming `file`, which holds the name.
+void require_plain_tensor_name(std::string_view name, const std::string& file, ExitCode code);
 
 }  // namespace fp8flow

@@ -48,13 +48,9 @@ std::string model_of_folder(const fs::path& folder, ExitCode code, std::set<std:
 
 void throw_problems(const std::vector<std::string>& problems, ExitCode code) {
     if (problems.empty()) return;
-    std::string text = fmt::format(
-        "{}",
-        fmt::join(problems.begin(),
-                  problems.begin() + static_cast<int64_t>(std::min(problems.size(), kMostListedProblems)),
-                  "\n"));
-    if (problems.size() > kMostListedProblems)
-        text += fmt::format("\nand {} more", problems.size() - kMostListedProblems);
+    const size_t listed = std::min(problems.size(), kMostListedProblems);
+    std::string text = fmt::format("{}", fmt::join(std::span(problems).first(listed), "\n"));
+    if (problems.size() > listed) text += fmt::format("\nand {} more", problems.size() - listed);
     throw Error(code, text);
 }
 
@@ -68,9 +64,7 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
     require(!map.empty(), code, "{}: its weight_map is empty", file);
     std::map<std::string, std::string> files;
     for (const auto& [tensor, holder] : map.items()) {
-        require(is_plain_tensor_name(tensor), code,
-                "{}: a tensor is named \"{}\": a name has 1 to {} bytes and no control characters", file,
-                printable(tensor), kMaxTensorName);
+        require_plain_tensor_name(tensor, file, code);
         require(holder.is_string(), code, "{}: the file of tensor \"{}\" is {}, want text", file,
                 printable(tensor), kind_of(holder));
         const auto& name = holder.get_ref<const std::string&>();
@@ -91,7 +85,7 @@ TensorSet::TensorSet(const std::string& path, ExitCode code) : path_(path), code
     const fs::path place(model);
     folder_ = place.parent_path().string();
     if (place.extension() == ".json") {
-        file_of_ = parse_index(InputFile(model, code).text(kMaxIndexBytes), model, code);
+        file_of_ = parse_index(read_text_file(model, code), model, code);
         indexed_ = true;
     } else {
         const std::string name = place.filename().string();

@@ -53,7 +53,6 @@ private:
 // What an index file says: tensor -> plain file name. Throws Error(code).
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file, ExitCode code);
 
-constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
 constexpr size_t kMostListedProblems = 100;
 // One Error(code) with a line per problem, at most kMostListedProblems and the number of the others; nothing
 // if there is none.
