@@ -5,6 +5,7 @@
 #include "layers/rope.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 namespace fp8flow::weights {
@@ -245,44 +246,31 @@ std::vector<std::string> HfNames::scopes() const {
     return {block + storage.router, block + storage.bias, block + "experts.", shared_expert(0)};
 }
 
-namespace {
-
-// `at` of every family, that of `first` before the others, until `found` is true of one.
-template <class At, class Found> bool of_families(const HfFamily* first, At at, Found found) {
-    if (first != nullptr && found(at(first->storage))) return true;
-    for (const HfFamily& family : hf_families())
-        if (family.refused == nullptr && found(at(family.storage))) return true;
-    return false;
-}
-
-}  // namespace
-
 HfNames find_names(const TensorSet& set, int64_t layer, const std::string& family) {
+    std::vector<HfStorage> families;  // that of `family` first
+    if (const HfFamily* own = hf_family(family)) families.push_back(own->storage);
+    for (const HfFamily& other : hf_families())
+        if (other.refused == nullptr) families.push_back(other.storage);
     HfNames names;
     names.first_layer = layer;
     HfStorage& storage = names.storage;
-    const HfFamily* const own = hf_family(family);
-    const auto all_of = [](const HfStorage& of) { return of; };
-    const bool found =
-        of_families(own, all_of,
-                    [&](const HfStorage& of) {
-                        storage = of;
-                        for (const char* root : {of.root, "", "model.", "language_model.model."}) {
-                            storage.root = root;
-                            if (set.contains(names.ffn(0) + of.router)) return true;
-                        }
-                        return false;
-                    }) ||
-        of_families(own, all_of, [&](const HfStorage& of) {
-            storage = of;
-            names.only_block = true;
-            for (const char* prefix : {of.block, ""}) {
-                names.block_prefix = prefix;
-                if (set.contains(names.ffn(0) + of.router)) return true;
-            }
-            return false;
+    const auto is_model_of = [&](const HfStorage& of) {
+        storage = of;
+        return std::ranges::any_of(std::array{of.root, "", "model.", "language_model.model."},
+                                   [&](const char* root) {
+                                       storage.root = root;
+                                       return set.contains(names.ffn(0) + of.router);
+                                   });
+    };
+    const auto is_block_of = [&](const HfStorage& of) {
+        storage = of;
+        names.only_block = true;
+        return std::ranges::any_of(std::array{of.block, ""}, [&](const char* prefix) {
+            names.block_prefix = prefix;
+            return set.contains(names.ffn(0) + of.router);
         });
-    if (!found) {
+    };
+    if (std::ranges::none_of(families, is_model_of) && std::ranges::none_of(families, is_block_of)) {
         const auto all = set.names();
         fail(set.code(), "{}: no router of layer {} (model.layers.{}.mlp.gate.weight) among {} tensors{}: {}",
              set.path(), layer, layer, all.size(),
@@ -290,10 +278,8 @@ HfNames find_names(const TensorSet& set, int64_t layer, const std::string& famil
     }
     const std::string block = names.ffn(0);
     const HfStorage matched = storage;
-    if (!of_families(
-            own, [](const HfStorage& of) { return of.bias; },
-            [&](const char* bias) { return set.contains(block + (storage.bias = bias)); }))
-        storage.bias = matched.bias;
+    const auto finds_bias = [&](const char* bias) { return set.contains(block + (storage.bias = bias)); };
+    if (std::ranges::none_of(families, finds_bias, &HfStorage::bias)) storage.bias = matched.bias;
     const auto finds_shared = [&](const char* shared) {
         storage.shared = shared;
         const std::pair<const char*, ExpertNames> kinds[] = {{"gate_proj.weight", ExpertNames::projections},
@@ -306,9 +292,7 @@ HfNames find_names(const TensorSet& set, int64_t layer, const std::string& famil
             }
         return false;
     };
-    if (!of_families(
-            own, [](const HfStorage& of) { return of.shared; }, finds_shared))
-        storage.shared = matched.shared;
+    if (std::ranges::none_of(families, finds_shared, &HfStorage::shared)) storage.shared = matched.shared;
     const std::pair<const char*, ExpertNames> layouts[] = {{"experts.gate_up_proj", ExpertNames::fused},
                                                            {"experts.0.w1.weight", ExpertNames::numbered},
                                                            {"input_linear.weight", ExpertNames::linear},

@@ -38,7 +38,7 @@ bool is_rotary_table(const std::string& name) {
 
 class Check {
 public:
-    Check(const TensorSet& set, const WeightShapes& shapes) : set_(set), shapes_(shapes) {}
+    explicit Check(const TensorSet& set) : set_(set) {}
 
     void want(const WeightPiece& piece) {
         if (!wanted_.insert(piece.tensor).second) return;
@@ -95,7 +95,6 @@ private:
     }
 
     const TensorSet& set_;
-    const WeightShapes& shapes_;
     std::set<std::string> wanted_;
     std::vector<std::string> problems_;
     int64_t dequantised_ = 0;
@@ -244,7 +243,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
                            const std::vector<std::string>& scopes, ParameterStore& store, Device& device,
                            const std::set<std::string>& others) {
-    Check check(set, shapes);
+    Check check(set);
     std::vector<WeightPiece> tied;  // the embedding and the head, where the files have both
     for (const WeightTarget& target : targets)
         for (const WeightPiece& piece :
