@@ -93,7 +93,7 @@ std::string stage_table(const ArmProfile& base, const ArmProfile& arm) {
         std::vector<std::string> cells = {row->stage, row->direction, milliseconds(row->seconds.median),
                                           format_percent(row->share, 0), ceiling_text(*row)};
         if (&base != &arm) {
-            const ProfileRow* other = base.find(row->stage, row->direction);
+            const ProfileRow* other = find_stage(base.rows, row->stage, row->direction);
             cells.push_back(other == nullptr ? "-" : milliseconds(other->seconds.median));
         }
         table.add_row(cells);
@@ -119,7 +119,7 @@ std::vector<Advice> judged_settings(const Profile& profile, const ArmProfile& ar
     }
     if (layer <= 0) return {};
     const auto seconds = [&](const char* stage, const char* direction) {
-        const ProfileRow* row = arm.find(stage, direction);
+        const ProfileRow* row = find_stage(arm.rows, stage, direction);
         return row == nullptr ? 0 : row->seconds.median;
     };
     const auto of_layer = [&](double part) {

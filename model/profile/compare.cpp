@@ -71,29 +71,25 @@ std::optional<Config> config_of(const json& file) {
 // What differs between the runs besides the program.
 std::string differences(const json& before, const json& after) {
     std::string text;
-    const auto shown = [](const json& value) {
+    const auto shown = [](const json& from, const char* key) {
+        const json value = from.value(key, json());
         return value.is_null() ? "not known"
                                : printable(value.is_string() ? std::string(value) : value.dump());
     };
-    const auto line = [&](const std::string& what, const json& one, const json& other) {
-        text += fmt::format("    {}: {} | {}\n", what, shown(one), shown(other));
+    const auto compare = [&](std::initializer_list<const char*> keys, const json& one, const json& other) {
+        for (const char* key : keys)
+            if (one.value(key, json()) != other.value(key, json()))
+                text += fmt::format("    {}: {} | {}\n", key, shown(one, key), shown(other, key));
     };
-    const json none, &old_machine = before.at("machine"), &new_machine = after.at("machine");
-    for (const char* key : {"device", "gpu", "gpus", "cpu", "host cores"})
-        if (old_machine.value(key, none) != new_machine.value(key, none))
-            line(key, old_machine.value(key, none), new_machine.value(key, none));
-    for (const char* key : {"ranks", "routing", "steps"})
-        if (before.value(key, none) != after.value(key, none))
-            line(key, before.value(key, none), after.value(key, none));
+    compare({"device", "gpu", "gpus", "cpu", "host cores"}, before.at("machine"), after.at("machine"));
+    compare({"ranks", "routing", "steps"}, before, after);
     const std::optional<Config> old_config = config_of(before), new_config = config_of(after);
     if (!old_config || !new_config) text += "    the configuration of one is not of this version\n";
     if (old_config && new_config)
         for (const std::string& change : diff_configs(*old_config, *new_config))
             if (!change.starts_with("output.out:")) text += "    " + change + "\n";
-    const std::string head =
-        fmt::format("  commit: {} | {}\n  date: {} | {}\n", shown(before.value("commit", none)),
-                    shown(after.value("commit", none)), shown(before.value("date", none)),
-                    shown(after.value("date", none)));
+    const std::string head = fmt::format("  commit: {} | {}\n  date: {} | {}\n", shown(before, "commit"),
+                                         shown(after, "commit"), shown(before, "date"), shown(after, "date"));
     if (text.empty()) return head + "  the same machine and configuration\n";
     return head + "  the runs differ in more than the program, and the times below with them:\n" + text;
 }

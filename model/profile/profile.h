@@ -57,6 +57,9 @@ struct RowSamples {
     std::vector<std::vector<double>> exchange_seconds;  // [step][call]
     std::vector<double> waiting;                        // [step], RankSeconds::waiting
 };
+// The MoE layer's row; null: it has none.
+const ProfileRow* find_stage(const std::vector<ProfileRow>& rows, std::string_view stage,
+                             std::string_view direction);
 // Adds one resolved step.
 void add_step(const StageTimer& timer, RowSamples& samples);
 // Separates waiting from wire time. The rank that comes last to a call waits for no other, so the shortest
@@ -140,8 +143,6 @@ struct ArmProfile {
     int64_t redone = 0;                     // steps of the warm-up and of those timed by stage
     std::vector<StageSpan> trace;           // this rank's last step
 
-    // The MoE layer's row; null: it has none.
-    const ProfileRow* find(std::string_view stage, std::string_view direction) const;
     double tokens_per_second() const { return per_second(tokens); }
     double flops_per_second() const { return per_second(useful_flops); }
     double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }

@@ -74,11 +74,7 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
         if (found != rows.end()) return static_cast<size_t>(found - rows.begin());
         FP8FLOW_CHECK(samples.seconds.empty(), "stage {} {} appears in a later step only", direction,
                       name.stage);
-        ProfileRow row;
-        row.part = name.part;
-        row.stage = name.stage;
-        row.direction = direction;
-        rows.push_back(row);
+        rows.push_back({.part = name.part, .stage = name.stage, .direction = direction});
         return rows.size() - 1;
     };
     std::vector<size_t> row_by_span;
@@ -290,7 +286,8 @@ std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows) {
     return parts;
 }
 
-const ProfileRow* ArmProfile::find(std::string_view stage, std::string_view direction) const {
+const ProfileRow* find_stage(const std::vector<ProfileRow>& rows, std::string_view stage,
+                             std::string_view direction) {
     const auto found = std::ranges::find_if(rows, [&](const ProfileRow& row) {
         return row.part == kMoeLayer && row.stage == stage && row.direction == direction;
     });
@@ -308,11 +305,9 @@ LayerSeconds layer_seconds(const StageTimer& timer) {
     }
     const double seconds = layer.forward + layer.backward;
     if (seconds > 0) layer.clock /= seconds;
-    for (const StageSpan& span : timer.spans()) {
-        if (runs <= 0 || std::string_view(span.direction) != "update") continue;
-        layer.passes = (span.begin - timer.spans().front().begin) / runs;
-        break;
-    }
+    const auto update = std::ranges::find_if(
+        timer.spans(), [](const StageSpan& span) { return std::string_view(span.direction) == "update"; });
+    if (update != timer.spans().end()) layer.passes = (update->begin - timer.spans().front().begin) / runs;
     return layer;
 }
 

@@ -81,7 +81,36 @@ public:
         result_.memory = report::memory_of(*trainer_, result_.memory.activations);
     }
 
-    void time_layer() { result_.whole = time_whole("layer"); }
+    // Without marks between stages.
+    void time_layer() {
+        trainer_->time_stages(TimerDetail::parts);
+        std::vector<LayerSeconds> own;
+        run_steps("layer", measured_steps(),
+                  [&](const StepResult&) { own.push_back(layer_seconds(trainer_->timer())); });
+        trainer_->time_stages(TimerDetail::off);
+        std::vector<double> layer, forward, backward, passes, clock, cycles;
+        for (const LayerSeconds& seconds : own) {
+            std::array<float, 5> slowest = {
+                static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
+                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock),
+                static_cast<float>(seconds.passes)};
+            world_.all_reduce_max(slowest);
+            forward.push_back(slowest[0]);
+            backward.push_back(slowest[1]);
+            layer.push_back(slowest[2]);
+            clock.push_back(-slowest[3]);
+            cycles.push_back(layer.back() * clock.back());
+            passes.push_back(slowest[4]);
+        }
+        result_.whole = {.layer = spread_of(layer),
+                         .forward = spread_of(forward),
+                         .backward = spread_of(backward),
+                         .passes = spread_of(passes),
+                         .clock = spread_of(clock),
+                         .cycles = spread_of(cycles),
+                         .layer_by_step = layer,
+                         .clock_by_step = clock};
+    }
 
     // As training runs them, in graphs where the schedule says so.
     void time_steps() {
@@ -161,37 +190,6 @@ private:
         world_.all_gather(&mine, sizeof mine, all.data());
         return {.joules = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(steps),
                 .seconds = seconds / static_cast<double>(steps)};
-    }
-
-    // Without marks between stages.
-    LayerTimes time_whole(const char* phase) {
-        trainer_->time_stages(TimerDetail::parts);
-        std::vector<LayerSeconds> own;
-        run_steps(phase, measured_steps(),
-                  [&](const StepResult&) { own.push_back(layer_seconds(trainer_->timer())); });
-        trainer_->time_stages(TimerDetail::off);
-        std::vector<double> layer, forward, backward, passes, clock, cycles;
-        for (const LayerSeconds& seconds : own) {
-            std::array<float, 5> slowest = {
-                static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
-                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock),
-                static_cast<float>(seconds.passes)};
-            world_.all_reduce_max(slowest);
-            forward.push_back(slowest[0]);
-            backward.push_back(slowest[1]);
-            layer.push_back(slowest[2]);
-            clock.push_back(-slowest[3]);
-            cycles.push_back(layer.back() * clock.back());
-            passes.push_back(slowest[4]);
-        }
-        return {.layer = spread_of(layer),
-                .forward = spread_of(forward),
-                .backward = spread_of(backward),
-                .passes = spread_of(passes),
-                .clock = spread_of(clock),
-                .cycles = spread_of(cycles),
-                .layer_by_step = layer,
-                .clock_by_step = clock};
     }
 
     // One step is launched while the one before it runs, as in training. Without a phase the observer sees

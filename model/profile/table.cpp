@@ -32,10 +32,6 @@ std::string stage_text(const ProfileRow& row, const std::vector<ProfileRow>& row
     return "";
 }
 
-bool same_stage(const ProfileRow& a, const ProfileRow& b) {
-    return a.part == b.part && a.stage == b.stage && a.direction == b.direction;
-}
-
 // A number of profile.json, in the unit that its key names.
 std::string in_unit(const std::string& key, double value) {
     const auto has = [&](const char* word) { return key.find(word) != std::string::npos; };
@@ -90,26 +86,24 @@ std::string arm_table(const ArmProfile& arm) {
 }
 
 std::string side_by_side_table(const Profile& profile) {
-    std::vector<Table::Column> columns = {{"moe layer, ms", Align::left}, {"direction", Align::left}};
+    Table::Headers names;
     std::vector<ProfileRow> rows;
     for (const ArmProfile& arm : profile.arms) {
-        columns.push_back({arm.name});
+        names.push_back(arm.name);
         for (const ProfileRow& row : arm.rows)
-            if (row.part == kMoeLayer &&
-                std::ranges::none_of(rows, [&](const auto& r) { return same_stage(r, row); }))
+            if (row.part == kMoeLayer && find_stage(rows, row.stage, row.direction) == nullptr)
                 rows.push_back(row);
     }
     std::stable_partition(rows.begin(), rows.end(), [](const auto& r) { return r.direction == "forward"; });
-    Table table(columns);
+    Table table({"moe layer, ms", "direction"}, names);
     std::string direction;
     for (const ProfileRow& row : rows) {
         if (!direction.empty() && row.direction != direction) table.add_rule();
         direction = row.direction;
         std::vector<std::string> cells = {stage_text(row, rows), row.direction};
         for (const ArmProfile& arm : profile.arms) {
-            const auto found =
-                std::ranges::find_if(arm.rows, [&](const auto& r) { return same_stage(r, row); });
-            cells.push_back(found == arm.rows.end() ? "-" : milliseconds(found->seconds.median));
+            const ProfileRow* own = find_stage(arm.rows, row.stage, row.direction);
+            cells.push_back(own == nullptr ? "-" : milliseconds(own->seconds.median));
         }
         table.add_row(cells);
     }
@@ -131,12 +125,12 @@ std::string side_by_side_table(const Profile& profile) {
 }
 
 std::string numbers_table(const nlohmann::json& profile_json) {
-    std::vector<Table::Column> columns = {{"every number of profile.json but lists", Align::left}};
+    Table::Headers names;
     std::map<std::string, std::vector<std::string>> cells;  // by the path of its keys
     const auto& recipes = profile_json.at("recipes");
     for (size_t i = 0; i < recipes.size(); ++i) {
         const auto& recipe = recipes[i];
-        columns.push_back({recipe.at("name").get<std::string>()});
+        names.push_back(recipe.at("name"));
         nlohmann::json numbers = nlohmann::json::object();
         for (const auto& [key, value] : recipe.items())
             if (!value.is_array()) numbers[key] = value;
@@ -148,7 +142,7 @@ std::string numbers_table(const nlohmann::json& profile_json) {
             row[i] = noise ? std::string(kNotResolved) : in_unit(path, value.get<double>());
         }
     }
-    Table table(columns);
+    Table table({"every number of profile.json but lists"}, names);
     for (auto& [path, row] : cells) {
         std::string name = path.substr(1);
         std::ranges::replace(name, '/', ' ');
