@@ -8,26 +8,26 @@
 
 namespace fp8flow::bench {
 
-struct Filler {
-    Distribution distribution;
-    double spread;
-};
-
 TensorView Buffers::allocate(DType dtype, Dims shape) {
     const TensorView view = arena_.tensor(dtype, shape, "bench");
     bytes_ += view.bytes();
     return view;
 }
 
-TensorView Buffers::filled(const TensorView& view, const Filler& filler) {
+TensorView Buffers::input(const TensorView& view, const std::function<void(uint64_t seed)>& draw) {
     const std::size_t at = inputs_.size();
     inputs_.push_back(view);
     if (first_ != nullptr)
         device_.copy(view.data, first_->inputs_.at(at).data, static_cast<std::size_t>(view.bytes()));
     else
-        filler_->fill(device_, view,
-                      {.distribution = filler.distribution, .spread = filler.spread, .seed = at + 1});
+        draw(at + 1);
     return view;
+}
+
+TensorView Buffers::filled(const TensorView& view, Distribution distribution, double spread) {
+    return input(view, [&](uint64_t seed) {
+        filler_.fill(device_, view, {.distribution = distribution, .spread = spread, .seed = seed});
+    });
 }
 
 TensorView Buffers::output(DType dtype, Dims shape) {
@@ -43,15 +43,15 @@ TensorView Buffers::zeros(DType dtype, Dims shape) {
 }
 
 TensorView Buffers::normal(DType dtype, Dims shape, double spread) {
-    return filled(allocate(dtype, shape), {Distribution::normal, spread});
+    return filled(allocate(dtype, shape), Distribution::normal, spread);
 }
 
 TensorView Buffers::pow2(DType dtype, Dims shape) {
-    return filled(allocate(dtype, shape), {Distribution::pow2, 3});
+    return filled(allocate(dtype, shape), Distribution::pow2, 3);
 }
 
 TensorView Buffers::integers(DType dtype, Dims shape, int64_t below) {
-    return filled(allocate(dtype, shape), {Distribution::integers, static_cast<double>(below)});
+    return filled(allocate(dtype, shape), Distribution::integers, static_cast<double>(below));
 }
 
 TensorView Buffers::values(const void* host, DType dtype, int64_t count) {
@@ -61,25 +61,20 @@ TensorView Buffers::values(const void* host, DType dtype, int64_t count) {
     return view;
 }
 
-ScaledTensor Buffers::scaled(const TensorView& fp8, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
-    ScaledTensor tensor{fp8, {}, layout, scale};
-    ScaleShape s = scale_shape(layout, fp8, groups);
-    if (layout == ScaleLayout::vec128_wire && scale == ScaleFormat::fp32) s.dtype = DType::f32;
-    if (s.rank == 1) tensor.scales = allocate(s.dtype, {s.dims[0]});
-    if (s.rank == 2) tensor.scales = allocate(s.dtype, {s.dims[0], s.dims[1]});
-    if (s.rank == 3) tensor.scales = allocate(s.dtype, {s.dims[0], s.dims[1], s.dims[2]});
-    return tensor;
-}
-
 ScaledTensor Buffers::fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups,
                                  ScaleFormat scale) {
-    return scaled(allocate(dtype, shape), layout, groups, scale);
+    ScaledTensor tensor = arena_.fp8(dtype, shape, layout, "bench", groups);
+    tensor.format = scale;
+    if (layout == ScaleLayout::vec128_wire && scale == ScaleFormat::fp32)
+        tensor.scales = arena_.tensor(DType::f32, {tensor.scales.dim(0), tensor.scales.dim(1)}, "bench");
+    bytes_ += tensor.data.bytes() + tensor.scales.bytes();
+    return tensor;
 }
 
 ScaledTensor Buffers::fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
     const ScaledTensor tensor = fp8_output(dtype, shape, layout, groups, ScaleFormat::pow2);
-    filled(tensor.data, {Distribution::normal, 1});
-    if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
+    filled(tensor.data, Distribution::normal, 1);
+    if (tensor.scales) filled(tensor.scales, Distribution::pow2, 3);
     return tensor;
 }
 
@@ -87,12 +82,7 @@ ScaledTensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, Scale
                                        const RowGroups& groups) {
     const int64_t rows = groups.row_capacity;
     const ScaledTensor tensor = fp8_output(dtype, {dim, rows}, layout, groups.num_groups);
-    const std::size_t at = inputs_.size();
-    inputs_.push_back(tensor.data);
-    if (first_ != nullptr) {
-        device_.copy(tensor.data.data, first_->inputs_.at(at).data,
-                     static_cast<std::size_t>(tensor.data.bytes()));
-    } else {
+    input(tensor.data, [&](uint64_t seed) {
         // scales of 1 leave the FP8 values as they were drawn
         Arena scratch(device_, "bench rows");
         ScaledTensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
@@ -100,12 +90,12 @@ ScaledTensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, Scale
         const ScaledTensor tiles{
             tensor.data, scratch.tensor(DType::f32, {ceil_div(rows, kBlock), ceil_div(dim, kBlock)}, "tiles"),
             ScaleLayout::tile128};
-        filler_->fill(device_, source.data, {.seed = at + 1});
-        filler_->fill(device_, source.scales, {.distribution = Distribution::pow2, .spread = 0});
+        filler_.fill(device_, source.data, {.seed = seed});
+        filler_.fill(device_, source.scales, {.distribution = Distribution::pow2, .spread = 0});
         ops.transpose_fp8({.src = source, .groups = groups, .dst = tiles}, {});
         device_.synchronize();
-    }
-    if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
+    });
+    if (tensor.scales) filled(tensor.scales, Distribution::pow2, 3);
     return tensor;
 }
 
@@ -114,24 +104,23 @@ ScaledTensor Buffers::operand(DType dtype, Dims shape, ScaleLayout layout, int64
     return {normal(dtype, shape), {}, ScaleLayout::none};
 }
 
-RoutedRows Buffers::routed(const Shape& shape) {
+RowGroups Buffers::routed(const Shape& shape) {
     const int64_t rows = shape.number("M"), groups = shape.number("G");
     const int64_t distribution = shape.choice("rows", distribution_names());
     const int64_t alignment = shape.positive("align");
-    if (groups == 0) return {{}, rows};
+    if (groups == 0) return {.row_capacity = rows};
     return routed(group_counts(rows, groups, distribution), alignment);
 }
 
-RoutedRows Buffers::routed(const std::vector<int64_t>& counts, int64_t alignment) {
+RowGroups Buffers::routed(const std::vector<int64_t>& counts, int64_t alignment) {
     std::vector<int64_t> offsets{0};
     for (int64_t count : counts) offsets.push_back(offsets.back() + round_up(count, alignment));
-    return {{.num_groups = static_cast<int64_t>(counts.size()),
-             .counts = values(counts),
-             .offsets = values(offsets),
-             .row_capacity = offsets.back(),
-             .alignment = alignment,
-             .known_rows = std::accumulate(counts.begin(), counts.end(), int64_t{0})},
-            offsets.back()};
+    return {.num_groups = static_cast<int64_t>(counts.size()),
+            .counts = values(counts),
+            .offsets = values(offsets),
+            .row_capacity = offsets.back(),
+            .alignment = alignment,
+            .known_rows = std::accumulate(counts.begin(), counts.end(), int64_t{0})};
 }
 
 const std::vector<std::string>& distribution_names() {

@@ -9,23 +9,18 @@
 #include "kernels/ops.h"
 #include "model/bench/shape.h"
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 namespace fp8flow::bench {
 
-// Routed rows in groups; num_groups 0: plain rows.
-struct RoutedRows {
-    RowGroups groups;
-    int64_t capacity = 0;  // with the pads at the end of each group
-};
-
 class Buffers {
 public:
     // `first`: the set to copy, null for the first one. The arena's memory must outlive all calls. `filler`:
     // shared with other cases, so that random values are drawn once.
-    Buffers(Device& device, Arena& arena, const Buffers* first, RandomFiller* filler = nullptr)
-        : device_(device), arena_(arena), first_(first), filler_(filler != nullptr ? filler : &own_filler_) {}
+    Buffers(Device& device, Arena& arena, const Buffers* first, RandomFiller& filler)
+        : device_(device), arena_(arena), first_(first), filler_(filler) {}
     Buffers(const Buffers&) = delete;
     Buffers& operator=(const Buffers&) = delete;
 
@@ -47,9 +42,10 @@ public:
     // Plain values or, for an FP8 dtype, FP8 values with scales.
     ScaledTensor operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
 
-    // Rows in groups after the keys M, G, rows, align (see group_keys); G = 0: plain rows.
-    RoutedRows routed(const Shape& shape);
-    RoutedRows routed(const std::vector<int64_t>& counts, int64_t alignment);
+    // Rows in groups after the keys M, G, rows, align (see group_keys); G = 0: no groups, row_capacity plain
+    // rows.
+    RowGroups routed(const Shape& shape);
+    RowGroups routed(const std::vector<int64_t>& counts, int64_t alignment);
 
     // What `make` returns, computed for the first set only.
     template <class T, class Make> const T& once(Make make) {
@@ -63,15 +59,15 @@ public:
 
 private:
     TensorView allocate(DType dtype, Dims shape);
-    TensorView filled(const TensorView& view, const struct Filler& filler);
+    // What the first set has here, or what `draw` writes.
+    TensorView input(const TensorView& view, const std::function<void(uint64_t seed)>& draw);
+    TensorView filled(const TensorView& view, Distribution distribution, double spread);
     TensorView values(const void* host, DType dtype, int64_t count);
-    ScaledTensor scaled(const TensorView& fp8, ScaleLayout layout, int64_t groups, ScaleFormat scale);
 
     Device& device_;
     Arena& arena_;
     const Buffers* first_;
-    RandomFiller own_filler_;
-    RandomFiller* filler_;
+    RandomFiller& filler_;
     std::vector<TensorView> inputs_;
     std::vector<std::shared_ptr<void>> made_;
     int64_t bytes_ = 0;

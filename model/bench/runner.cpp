@@ -57,7 +57,7 @@ Row Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regim
 void Runner::build(Sets& sets, Machine& machine, const Case& what, const Shape& shape) {
     sets.buffers.push_back(
         std::make_unique<Buffers>(machine.ops.device(), sets.arena,
-                                  sets.buffers.empty() ? nullptr : sets.buffers.front().get(), &filler_));
+                                  sets.buffers.empty() ? nullptr : sets.buffers.front().get(), filler_));
     try {
         sets.calls.push_back(what.build(machine, *sets.buffers.back(), shape));
     } catch (const Error& error) {

@@ -18,10 +18,8 @@ constexpr double kMostElements = 0x1p58;
 
 Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_view given)
     : operation_(std::move(operation)) {
-    for (const Key& key : keys) {
-        values_.emplace_back(key.name, size == Size::small ? key.small : key.layer);
-        usual_.emplace_back(key.layer);
-    }
+    for (const Key& key : keys)
+        values_.push_back({key.name, size == Size::small ? key.small : key.layer, key.layer});
     while (!given.empty()) {
         const size_t comma = std::min(given.find(','), given.size());
         const std::string_view part = given.substr(0, comma);
@@ -30,32 +28,33 @@ Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_vie
         require(equals != std::string_view::npos && equals > 0 && equals + 1 < part.size(), ExitCode::usage,
                 "bench {}: --shape: got '{}', want key=value", operation_, part);
         const std::string_view name = part.substr(0, equals);
-        const auto found = std::ranges::find_if(values_, [&](auto& v) { return v.first == name; });
+        const auto found = std::ranges::find(values_, name, &Value::name);
         if (found == values_.end()) {
             std::vector<std::string> names;
-            for (const auto& [known, value] : values_) names.push_back(known);
+            for (const Value& known : values_) names.push_back(known.name);
             const std::string near = nearest_name(name, names);
             fail(ExitCode::usage, "bench {}: unknown key '{}'{}; it has {}", operation_, name,
                  near.empty() ? "" : fmt::format(", did you mean '{}'", near), fmt::join(names, ", "));
         }
-        found->second = part.substr(equals + 1);
+        found->given = part.substr(equals + 1);
     }
     double all = 1;  // elements and FLOPs are products of some of them
-    for (const auto& [name, text] : values_)
-        if (const auto n = builders::read_number<int64_t>(text); n && *n > 1) all *= static_cast<double>(*n);
+    for (const Value& value : values_)
+        if (const auto n = builders::read_number<int64_t>(value.given); n && *n > 1)
+            all *= static_cast<double>(*n);
     require(all <= kMostElements, ExitCode::usage,
             "bench {}: --shape: got sizes with the product {:.2g}, want at most {:.2g}", operation_, all,
             kMostElements);
 }
 
 const std::string& Shape::value(std::string_view key) const {
-    for (const auto& [name, text] : values_)
-        if (name == key) return text;
+    const auto found = std::ranges::find(values_, key, &Value::name);
+    if (found != values_.end()) return found->given;
     fail(ExitCode::internal, "bench {} has no key {}", operation_, key);
 }
 
 bool Shape::has(std::string_view key) const {
-    return std::ranges::any_of(values_, [&](auto& v) { return v.first == key; });
+    return std::ranges::find(values_, key, &Value::name) != values_.end();
 }
 
 void Shape::refuse(std::string_view key, const std::string& want) const {
@@ -107,16 +106,15 @@ Gradient Shape::gradient() const {
 
 std::string Shape::text() const {
     std::string text;
-    for (const auto& [name, given] : values_) text += (text.empty() ? "" : " ") + name + "=" + given;
+    for (const auto& [name, given, usual] : values_) text += (text.empty() ? "" : " ") + name + "=" + given;
     return text;
 }
 
 std::string Shape::short_text() const {
     std::string text;
-    for (size_t i = 0; i < values_.size(); ++i) {
-        const auto& [name, given] = values_[i];
+    for (const auto& [name, given, usual] : values_) {
         const bool number = given.find_first_not_of("0123456789") == std::string::npos;
-        if (number || given != usual_[i]) text += (text.empty() ? "" : " ") + name + "=" + given;
+        if (number || given != usual) text += (text.empty() ? "" : " ") + name + "=" + given;
     }
     return text;
 }

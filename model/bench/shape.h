@@ -52,9 +52,11 @@ private:
     const std::string& value(std::string_view key) const;
     [[noreturn]] void refuse(std::string_view key, const std::string& want) const;
 
+    struct Value {
+        std::string name, given, usual;
+    };
     std::string operation_;
-    std::vector<std::pair<std::string, std::string>> values_;
-    std::vector<std::string> usual_;  // default of each value
+    std::vector<Value> values_;
 };
 
 }  // namespace fp8flow::bench

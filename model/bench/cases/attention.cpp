@@ -18,14 +18,10 @@ const Key kSequence = {"S", "4096", "16", "tokens of a sequence"};
 const Key kValueWidth = {"Dv", "0", "0", "columns of a head of v; 0: D"};
 
 struct Heads {
-    int64_t tokens, heads, kv_heads, width;
-    DType dtype;
-    explicit Heads(const Shape& shape)
-        : tokens(shape.number("T")),
-          heads(shape.positive("heads")),
-          kv_heads(shape.positive("kv_heads")),
-          width(shape.positive("D")),
-          dtype(shape.dtype("dtype", {DType::bf16, DType::f32})) {}
+    const Shape& shape;
+    int64_t tokens = shape.number("T"), heads = shape.positive("heads");
+    int64_t kv_heads = shape.positive("kv_heads"), width = shape.positive("D");
+    DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
 };
 
 op::Rope rotate(Buffers& buffers, const Shape& shape) {
@@ -44,7 +40,7 @@ int64_t value_width(const Shape& shape) {
 }
 
 op::Attention forward(Buffers& buffers, const Shape& shape) {
-    const Heads in(shape);
+    const Heads in{shape};
     const int64_t sequence = shape.positive("S"), value = value_width(shape);
     return {.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
             .k = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
@@ -56,7 +52,7 @@ op::Attention forward(Buffers& buffers, const Shape& shape) {
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Heads in(shape);
+    const Heads in{shape};
     const int64_t sequence = shape.positive("S"), value = value_width(shape);
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width},
                         outputs = {in.tokens, in.heads, value}, values = {in.tokens, in.kv_heads, value};
@@ -84,7 +80,7 @@ Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 op::SplitQkv split(Buffers& buffers, const Shape& shape) {
-    const Heads in(shape);
+    const Heads in{shape};
     const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
     return {.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
             .q = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
@@ -93,7 +89,7 @@ op::SplitQkv split(Buffers& buffers, const Shape& shape) {
 }
 
 op::MergeQkv merge(Buffers& buffers, const Shape& shape) {
-    const Heads in(shape);
+    const Heads in{shape};
     const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
     return {.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
             .k = buffers.normal(in.dtype, keys),
@@ -102,8 +98,8 @@ op::MergeQkv merge(Buffers& buffers, const Shape& shape) {
 }
 
 // Adds the tensors of the norm of heads, if the shape has it.
-template <class Args> void add_norm(Buffers& buffers, const Heads& in, const Shape& shape, Args& args) {
-    if (!shape.yes("norm")) return;
+template <class Args> void add_norm(Buffers& buffers, const Heads& in, Args& args) {
+    if (!in.shape.yes("norm")) return;
     args.q_gamma = buffers.normal(DType::f32, {in.width});
     args.k_gamma = buffers.normal(DType::f32, {in.width});
     args.q_raw = buffers.normal(in.dtype, {in.tokens, in.heads, in.width});
@@ -113,19 +109,19 @@ template <class Args> void add_norm(Buffers& buffers, const Heads& in, const Sha
 }
 
 op::QkvHeads heads_forward(Buffers& buffers, const Shape& shape) {
-    const Heads in(shape);
+    const Heads in{shape};
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
     op::QkvHeads args{.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
                       .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
                       .q = buffers.output(in.dtype, queries),
                       .k = buffers.output(in.dtype, keys),
                       .v = buffers.output(in.dtype, keys)};
-    add_norm(buffers, in, shape, args);
+    add_norm(buffers, in, args);
     return args;
 }
 
 Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Heads in(shape);
+    const Heads in{shape};
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
     op::QkvHeadsBackward args{
         .dq = buffers.normal(in.dtype, queries),
@@ -133,7 +129,7 @@ Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
         .dv = buffers.normal(in.dtype, keys),
         .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
         .dqkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
-    add_norm(buffers, in, shape, args);
+    add_norm(buffers, in, args);
     if (args.q_gamma) {
         args.dq_gamma = buffers.output(DType::f32, {in.width});
         args.dk_gamma = buffers.output(DType::f32, {in.width});
@@ -142,16 +138,10 @@ Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 struct Latent {
-    int64_t tokens, heads, nope, rope, value, sequence;
-    DType dtype;
-    explicit Latent(const Shape& shape)
-        : tokens(shape.number("T")),
-          heads(shape.positive("heads")),
-          nope(shape.number("D")),
-          rope(2 * shape.positive("pairs")),
-          value(shape.positive("Dv")),
-          sequence(shape.positive("S")),
-          dtype(shape.dtype("dtype", {DType::bf16, DType::f32})) {}
+    const Shape& shape;
+    int64_t tokens = shape.number("T"), heads = shape.positive("heads"), nope = shape.number("D");
+    int64_t rope = 2 * shape.positive("pairs"), value = shape.positive("Dv"), sequence = shape.positive("S");
+    DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
 };
 const Keys kLatentKeys = {{"T", "4096", "32", "tokens"},
                           {"heads", "128", "4", "heads"},
@@ -162,7 +152,7 @@ const Keys kLatentKeys = {{"T", "4096", "32", "tokens"},
                           {"dtype", "bf16", "bf16", "bf16 | f32"}};
 
 op::LatentHeads latent_forward(Buffers& buffers, const Shape& shape) {
-    const Latent in(shape);
+    const Latent in{shape};
     return {.kv = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
             .k_rope = buffers.normal(in.dtype, {in.tokens, in.rope}),
             .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
@@ -172,7 +162,7 @@ op::LatentHeads latent_forward(Buffers& buffers, const Shape& shape) {
 }
 
 op::LatentHeadsBackward latent_backward(Buffers& buffers, const Shape& shape) {
-    const Latent in(shape);
+    const Latent in{shape};
     return {.dk = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
             .dv = buffers.normal(in.dtype, {in.tokens, in.heads, in.value}),
             .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),

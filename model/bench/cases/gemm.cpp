@@ -30,7 +30,7 @@ Operands operands(const Shape& shape) {
     }
 }
 
-RoutedRows grouped_rows(Buffers& buffers, const Shape& shape) {
+RowGroups grouped_rows(Buffers& buffers, const Shape& shape) {
     shape.positive("G");
     return buffers.routed(shape);
 }
@@ -57,36 +57,36 @@ op::Gemm dense(Buffers& buffers, const Shape& shape) {
 }
 
 op::GroupedGemm grouped(Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = grouped_rows(buffers, shape);
-    const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
+    const RowGroups routed = grouped_rows(buffers, shape);
+    const int64_t groups = routed.num_groups, n = shape.positive("N"), k = shape.positive("K");
     const Operands kind = operands(shape);
     const bool nn = shape.choice("form", {"nt", "nn"}) == 1;
-    return {.a = buffers.operand(kind.dtype, {routed.capacity, k}, kind.first),
+    return {.a = buffers.operand(kind.dtype, {routed.row_capacity, k}, kind.first),
             .b = nn ? buffers.operand(kind.dtype, {groups, k, n}, kind.second)
                     : buffers.operand(kind.dtype, {groups, n, k}, kind.second),
-            .groups = routed.groups,
+            .groups = routed,
             .form = nn ? op::GemmForm::nn : op::GemmForm::nt,
-            .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity, n})};
+            .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.row_capacity, n})};
 }
 
 Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = grouped_rows(buffers, shape);
-    const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
+    const RowGroups routed = grouped_rows(buffers, shape);
+    const int64_t groups = routed.num_groups, n = shape.positive("N"), k = shape.positive("K");
     const int64_t micro_batches = shape.choice("micro_batches", {"1", "2", "3", "4", "5", "6", "7", "8"}) + 1;
     const Operands kind = operands(shape);
     // fp8_flow's operands carry one scale per 128x128 tile
     const bool tiles = shape.choice("tiles", {"no", "yes"}) == 1 && kind.transposed == L::vec128;
     const L layout = tiles ? L::tile128 : kind.transposed;
-    const bool clean_pads = routed.groups.alignment % kBlock == 0;
+    const bool clean_pads = routed.alignment % kBlock == 0;
     const auto operand = [&](int64_t dim) {
-        if (!is_fp8(kind.dtype)) return buffers.operand(kind.dtype, {routed.capacity, dim}, L::none);
-        return clean_pads ? buffers.transposed_input(machine.ops, kind.dtype, dim, layout, routed.groups)
-                          : buffers.operand(kind.dtype, {dim, routed.capacity}, layout, groups);
+        if (!is_fp8(kind.dtype)) return buffers.operand(kind.dtype, {routed.row_capacity, dim}, L::none);
+        return clean_pads ? buffers.transposed_input(machine.ops, kind.dtype, dim, layout, routed)
+                          : buffers.operand(kind.dtype, {dim, routed.row_capacity}, layout, groups);
     };
     op::GroupedGemmWgrad args{
         .dy = operand(n),
         .x = operand(k),
-        .groups = routed.groups,
+        .groups = routed,
         .mode = shape.gradient(),
         .dw = buffers.zeros(shape.dtype("dw", {DType::f32, DType::bf16}), {groups, n, k})};
     if (shape.yes("squares")) {
@@ -95,23 +95,23 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
     }
     for (int64_t i = 1; i < micro_batches; ++i) {
         op::WgradOperands& set = i == 1 ? args.second : args.more[static_cast<size_t>(i - 2)];
-        set = {operand(n), operand(k), routed.groups};
+        set = {operand(n), operand(k), routed};
     }
     return call_of(machine, &Ops::grouped_gemm_wgrad, args);
 }
 
 Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = grouped_rows(buffers, shape);
-    const int64_t groups = routed.groups.num_groups, f = shape.positive("F"), k = shape.positive("K");
+    const RowGroups routed = grouped_rows(buffers, shape);
+    const int64_t groups = routed.num_groups, f = shape.positive("F"), k = shape.positive("K");
     op::GroupedGemmSwigluQuantize args{
-        .a = buffers.fp8_input(DType::e4m3, {routed.capacity, k}, L::vec128),
+        .a = buffers.fp8_input(DType::e4m3, {routed.row_capacity, k}, L::vec128),
         .b = buffers.fp8_input(DType::e4m3, {groups, 2 * f, k}, L::block128),
-        .groups = routed.groups,
+        .groups = routed,
         .scale_format = shape.scale_format(),
         .save_h = shape.yes("save_h") ? op::SaveH::yes : op::SaveH::no,
-        .h = buffers.output(DType::bf16, {routed.capacity, 2 * f}),
-        .act = buffers.fp8_output(DType::e4m3, {routed.capacity, f}, L::vec128)};
-    if (shape.yes("prob")) args.prob = buffers.normal(DType::f32, {routed.capacity});
+        .h = buffers.output(DType::bf16, {routed.row_capacity, 2 * f}),
+        .act = buffers.fp8_output(DType::e4m3, {routed.row_capacity, f}, L::vec128)};
+    if (shape.yes("prob")) args.prob = buffers.normal(DType::f32, {routed.row_capacity});
     return call_of(machine, &Ops::grouped_gemm_swiglu_quantize, args);
 }
 

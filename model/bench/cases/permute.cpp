@@ -23,9 +23,6 @@ Planned planned(Machine& machine, Buffers& buffers, const Shape& shape, int64_t 
     machine.ops.plan_dispatch(result.plan);
     return result;
 }
-Planned planned(Machine& machine, Buffers& buffers, const Shape& shape) {
-    return planned(machine, buffers, shape, shape.positive("align"));
-}
 
 const Keys kWidth = {{"H", "7168", "256", "columns of a row"}};
 const Key kReal = {"dtype", "bf16", "bf16", "bf16 | f32"};
@@ -53,7 +50,7 @@ Call plan(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Planned in = planned(machine, buffers, shape);
+    const Planned in = planned(machine, buffers, shape, shape.positive("align"));
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32, DType::e4m3, DType::e5m2});
     const bool scaled = is_fp8(dtype) && shape.yes("scales");
@@ -81,7 +78,7 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Planned in = planned(machine, buffers, shape);
+    const Planned in = planned(machine, buffers, shape, shape.positive("align"));
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
     op::UnpermuteUnpad args{.src = buffers.normal(dtype, {in.counts.padded, columns}),
@@ -103,7 +100,7 @@ Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Planned in = planned(machine, buffers, shape);
+    const Planned in = planned(machine, buffers, shape, shape.positive("align"));
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
     const op::UnpermuteProbsBackward args{
@@ -119,7 +116,7 @@ Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 // The same counts, once without and once with pads.
 struct Pair {
-    RoutedRows dense, padded;
+    RowGroups dense, padded;
 };
 Pair group_pair(Buffers& buffers, const Shape& shape) {
     const std::vector<int64_t> counts =
@@ -132,20 +129,20 @@ op::PadRows pad(Buffers& buffers, const Shape& shape) {
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32, DType::e4m3, DType::e5m2});
     const ScaleLayout layout = is_fp8(dtype) ? ScaleLayout::vec128 : ScaleLayout::none;
-    return {.src = buffers.operand(dtype, {groups.dense.capacity, columns}, layout),
-            .src_groups = groups.dense.groups,
-            .dst_groups = groups.padded.groups,
-            .dst = buffers.fp8_output(dtype, {groups.padded.capacity, columns}, layout)};
+    return {.src = buffers.operand(dtype, {groups.dense.row_capacity, columns}, layout),
+            .src_groups = groups.dense,
+            .dst_groups = groups.padded,
+            .dst = buffers.fp8_output(dtype, {groups.padded.row_capacity, columns}, layout)};
 }
 
 op::UnpadRows unpad(Buffers& buffers, const Shape& shape) {
     const Pair groups = group_pair(buffers, shape);
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
-    return {.src = buffers.normal(dtype, {groups.padded.capacity, columns}),
-            .src_groups = groups.padded.groups,
-            .dst_groups = groups.dense.groups,
-            .dst = buffers.output(dtype, {groups.dense.capacity, columns})};
+    return {.src = buffers.normal(dtype, {groups.padded.row_capacity, columns}),
+            .src_groups = groups.padded,
+            .dst_groups = groups.dense,
+            .dst = buffers.output(dtype, {groups.dense.row_capacity, columns})};
 }
 
 }  // namespace

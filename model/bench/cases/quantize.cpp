@@ -17,73 +17,67 @@ const Key kRounding = {"rounding", "rceil", "rceil", "scales of mx32: floor | rc
 DType source_dtype(const Shape& shape) { return shape.dtype("dtype", {DType::bf16, DType::f16, DType::f32}); }
 DType fp8_type(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
 // Of a transposed copy: groups hold whole blocks, plain rows are padded to one.
-int64_t wide(const RoutedRows& routed) {
-    return routed.groups.num_groups > 0 ? routed.capacity : round_up(routed.capacity, kBlock);
+int64_t wide(const RowGroups& routed) {
+    return routed.num_groups > 0 ? routed.row_capacity : round_up(routed.row_capacity, kBlock);
 }
-int64_t scale_groups(const RoutedRows& routed) { return std::max<int64_t>(1, routed.groups.num_groups); }
+int64_t scale_groups(const RowGroups& routed) { return std::max<int64_t>(1, routed.num_groups); }
 
 // Rows [routed, H] to quantise, and where the copies of them go.
 struct Source {
-    RoutedRows routed;
-    int64_t columns;
-    DType fp8;
-    ScaleFormat scale;
-    TensorView src;
+    Buffers& buffers;
+    const Shape& shape;
+    RowGroups routed = buffers.routed(shape);
+    int64_t rows = routed.row_capacity, columns = shape.positive("H");
+    DType fp8 = fp8_type(shape);
+    ScaleFormat scale = shape.scale_format();
+    TensorView src = buffers.normal(source_dtype(shape), {rows, columns});
+
+    ScaledTensor transposed(int64_t width, L layout) const {
+        return buffers.fp8_output(fp8, {width, wide(routed)}, layout, scale_groups(routed));
+    }
 };
-Source source_of(Buffers& buffers, const Shape& shape) {
-    Source in{.routed = buffers.routed(shape),
-              .columns = shape.positive("H"),
-              .fp8 = fp8_type(shape),
-              .scale = shape.scale_format()};
-    in.src = buffers.normal(source_dtype(shape), {in.routed.capacity, in.columns});
-    return in;
-}
-ScaledTensor transposed(Buffers& buffers, const Source& in, int64_t columns, L layout) {
-    return buffers.fp8_output(in.fp8, {columns, wide(in.routed)}, layout, scale_groups(in.routed));
-}
 
 op::QuantizeRows rows(Buffers& buffers, const Shape& shape) {
-    const Source in = source_of(buffers, shape);
+    const Source in{buffers, shape};
     const L layout = shape.layout("layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor});
     return {.src = in.src,
-            .groups = in.routed.groups,
+            .groups = in.routed,
             .scale_format = in.scale,
             .mx_rounding = shape.mx_rounding(),
-            .dst = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns}, layout, 0, in.scale)};
+            .dst = buffers.fp8_output(in.fp8, {in.rows, in.columns}, layout, 0, in.scale)};
 }
 
 Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Source in = source_of(buffers, shape);
+    const Source in{buffers, shape};
     const L layout = shape.layout("layout", {L::vec128, L::group_row, L::mx32});
     op::QuantizeColumns args{.src = in.src,
-                             .groups = in.routed.groups,
+                             .groups = in.routed,
                              .scale_format = in.scale,
                              .mx_rounding = shape.mx_rounding(),
-                             .dst = transposed(buffers, in, in.columns, layout)};
+                             .dst = in.transposed(in.columns, layout)};
     if (const int64_t second = shape.number("H2"); second > 0) {
-        args.src2 = buffers.normal(in.src.dtype, {in.routed.capacity, second});
-        args.dst2 = transposed(buffers, in, second, layout);
+        args.src2 = buffers.normal(in.src.dtype, {in.rows, second});
+        args.dst2 = in.transposed(second, layout);
     }
     return call_of(machine, &Ops::quantize_columns, args);
 }
 
 op::QuantizeDual dual(Buffers& buffers, const Shape& shape) {
-    const Source in = source_of(buffers, shape);
-    return {.src = in.src,
-            .groups = in.routed.groups,
-            .scale_format = in.scale,
-            .mx_rounding = shape.mx_rounding(),
-            .rows = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns},
-                                       shape.layout("layout", {L::vec128, L::row, L::mx32})),
-            .columns = transposed(buffers, in, in.columns,
-                                  shape.layout("columns", {L::vec128, L::group_row, L::mx32}))};
+    const Source in{buffers, shape};
+    return {
+        .src = in.src,
+        .groups = in.routed,
+        .scale_format = in.scale,
+        .mx_rounding = shape.mx_rounding(),
+        .rows = buffers.fp8_output(in.fp8, {in.rows, in.columns},
+                                   shape.layout("layout", {L::vec128, L::row, L::mx32})),
+        .columns = in.transposed(in.columns, shape.layout("columns", {L::vec128, L::group_row, L::mx32}))};
 }
 
 Call whole(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Source in = source_of(buffers, shape);
-    op::QuantizeTensor args{.src = in.src, .groups = in.routed.groups, .scale_format = in.scale};
-    if (shape.yes("plain"))
-        args.rows = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns}, L::tensor);
+    const Source in{buffers, shape};
+    op::QuantizeTensor args{.src = in.src, .groups = in.routed, .scale_format = in.scale};
+    if (shape.yes("plain")) args.rows = buffers.fp8_output(in.fp8, {in.rows, in.columns}, L::tensor);
     if (shape.yes("transposed"))
         args.transposed = buffers.fp8_output(in.fp8, {in.columns, wide(in.routed)}, L::tensor);
     return call_of(machine, &Ops::quantize_tensor, args);
@@ -102,29 +96,29 @@ Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 op::Dequantize back(Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
+    const RowGroups routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const L layout = shape.layout(
         "layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor, L::tile128, L::group_row});
     const bool transposed = layout == L::tile128 || layout == L::group_row;
-    const Buffers::Dims as_rows = {routed.capacity, columns}, as_columns = {columns, routed.capacity};
+    const Buffers::Dims as_rows = {routed.row_capacity, columns}, as_columns = {columns, routed.row_capacity};
     const Buffers::Dims dims = transposed ? as_columns : as_rows;
     return {.src = buffers.fp8_input(fp8_type(shape), dims, layout, scale_groups(routed)),
-            .groups = routed.groups,
+            .groups = routed,
             .dst = buffers.output(source_dtype(shape), dims)};
 }
 
 // The quantised rows against values of another distribution: as much to read, and every branch.
 Call measure(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
+    const RowGroups routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const L layout = shape.layout("layout", {L::vec128, L::tile128});
     const bool transposed = layout == L::tile128;
     using Copy = op::MeasureQuantization::Copy;
-    op::MeasureQuantization args{.groups = routed.groups,
+    op::MeasureQuantization args{.groups = routed,
                                  .copy = transposed ? Copy::transposed : Copy::rows,
                                  .sums = buffers.zeros(DType::f64, {op::kQuantizationWords})};
-    const Buffers::Dims rows = {routed.capacity, columns}, turned = {columns, wide(routed)};
+    const Buffers::Dims rows = {routed.row_capacity, columns}, turned = {columns, wide(routed)};
     args.quantized = buffers.fp8_input(fp8_type(shape), transposed ? turned : rows, layout);
     if (transposed)
         args.source = buffers.fp8_input(fp8_type(shape), rows, L::vec128);
@@ -134,10 +128,11 @@ Call measure(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 op::ClipFp8 clip(Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    return {.groups = routed.groups,
-            .share = 0.5f,
-            .rows = buffers.fp8_input(fp8_type(shape), {routed.capacity, shape.positive("H")}, L::row).data};
+    const RowGroups routed = buffers.routed(shape);
+    return {
+        .groups = routed,
+        .share = 0.5f,
+        .rows = buffers.fp8_input(fp8_type(shape), {routed.row_capacity, shape.positive("H")}, L::row).data};
 }
 
 op::RelayoutScales relayout(Buffers& buffers, const Shape& shape) {
@@ -156,25 +151,25 @@ op::DelayedScaleUpdate delayed(Buffers& buffers, const Shape& shape) {
 }
 
 op::TransposeFp8 transpose(Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
+    const RowGroups routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
-    return {.src = buffers.fp8_input(fp8_type(shape), {routed.capacity, columns}, L::vec128),
-            .groups = routed.groups,
+    return {.src = buffers.fp8_input(fp8_type(shape), {routed.row_capacity, columns}, L::vec128),
+            .groups = routed,
             .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::tile128)};
 }
 
 Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
+    const RowGroups routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const op::TransposeRequantize args{
-        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity, columns}, L::vec128),
-        .groups = routed.groups,
+        .src = buffers.fp8_input(fp8_type(shape), {routed.row_capacity, columns}, L::vec128),
+        .groups = routed,
         .scale_format = shape.scale_format(),
         .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::vec128)};
     if (shape.yes("fused")) return call_of(machine, &Ops::transpose_requantize, args);
     const op::Dequantize plain{.src = args.src,
                                .groups = args.groups,
-                               .dst = buffers.output(DType::bf16, {routed.capacity, columns})};
+                               .dst = buffers.output(DType::bf16, {routed.row_capacity, columns})};
     const op::QuantizeColumns again{
         .src = plain.dst, .groups = args.groups, .scale_format = args.scale_format, .dst = args.dst};
     return two_calls(machine, args, &Ops::dequantize, plain, &Ops::quantize_columns, again);

@@ -84,7 +84,7 @@ TEST(BenchSuites, NoOperationRefusesItsShapeInUpstream) {
         if (what.runs == Runs::together) continue;
         const Shape shape(what.name, what.keys, entry.size, entry.shape);
         Arena arena(device, "test");
-        Buffers buffers(device, arena, nullptr, &filler);
+        Buffers buffers(device, arena, nullptr, filler);
         EXPECT_NO_THROW({
             const Call call = what.build(machine, buffers, shape);
             EXPECT_GT(call.work.bytes, 0.0);
@@ -173,7 +173,8 @@ TEST(BenchRouting, CountsAgreeWithThePlan) {
             probs.insert(probs.end(), all.back().probs.begin(), all.back().probs.end());
         }
         for (int64_t rank = 0; rank < 4; ++rank) {
-            Buffers buffers(ops.device(), arena, nullptr);
+            RandomFiller filler;
+            Buffers buffers(ops.device(), arena, nullptr, filler);
             const PlanCounts counts = plan_counts(all, rank, 16);
             const op::PlanDispatch plan =
                 plan_arguments(buffers, buffers.values(ids).reshape({4, 50, 3}),
@@ -194,7 +195,8 @@ TEST(BenchRouting, CountsAgreeWithThePlan) {
 TEST(BenchBuffers, OtherSetsAreCopiesOfTheFirst) {
     ReferenceOps ops;
     Arena arena(ops.device(), "test");
-    Buffers first(ops.device(), arena, nullptr), second(ops.device(), arena, &first);
+    RandomFiller filler;
+    Buffers first(ops.device(), arena, nullptr, filler), second(ops.device(), arena, &first, filler);
     int made = 0;
     std::vector<std::vector<TensorView>> sets;
     for (Buffers* buffers : {&first, &second}) {
@@ -218,13 +220,13 @@ TEST(BenchBuffers, OtherSetsAreCopiesOfTheFirst) {
 TEST(BenchBuffers, TransposedInputsHaveZerosInPads) {
     ReferenceOps ops;
     Arena arena(ops.device(), "test");
-    Buffers buffers(ops.device(), arena, nullptr);
-    const RoutedRows routed = buffers.routed({100, 0, 70}, 128);
-    const ScaledTensor x =
-        buffers.transposed_input(ops, DType::e4m3, 256, ScaleLayout::tile128, routed.groups);
+    RandomFiller filler;
+    Buffers buffers(ops.device(), arena, nullptr, filler);
+    const RowGroups routed = buffers.routed({100, 0, 70}, 128);
+    const ScaledTensor x = buffers.transposed_input(ops, DType::e4m3, 256, ScaleLayout::tile128, routed);
     for (int64_t row = 100; row < 128; ++row)
-        EXPECT_EQ(x.data.bytes_ptr()[5 * routed.capacity + row], 0) << row;
-    EXPECT_NE(x.data.bytes_ptr()[5 * routed.capacity + 99], 0);
+        EXPECT_EQ(x.data.bytes_ptr()[5 * routed.row_capacity + row], 0) << row;
+    EXPECT_NE(x.data.bytes_ptr()[5 * routed.row_capacity + 99], 0);
 }
 
 }  // namespace
