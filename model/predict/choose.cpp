@@ -61,7 +61,7 @@ StepTime time_of(const Config& config, int64_t gpus, Gpu gpu) {
 }  // namespace
 
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
-    Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
+    Choice choice{.config = std::move(config), .gpus = gpus};
     plan::check_countable(choice.config);
     decide_joined(choice.config, gpus, usable_bytes(gpu.sheet));
     const Gpu own = with_hosts(choice.config, gpus, gpu);
@@ -104,8 +104,6 @@ const char* Choice::basis(const Gpu& gpu) const {
 Search open_search(const Config& config, std::vector<int64_t> gpus, std::vector<Recipe> recipes) {
     Search search{.gpus = std::move(gpus),
                   .recipes = std::move(recipes),
-                  .expert_parallel = {},
-                  .micro_batches = {},
                   .own_batch = states(config, "training.global_batch_size")};
     if (!states(config, "parallel.expert_model_parallel_size"))
         for (int64_t size = 1; size <= kLargestExpertParallel; size *= 2)

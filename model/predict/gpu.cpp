@@ -76,9 +76,8 @@ Calibration calibration_of(const json& from) {
                        .late_share = number_if_any(from, "late share")};
     for (const auto& [name, recipe] : from.at("recipes").items()) {
         RecipeShares& own = result.recipes[name];
-        own = {.clock = number(recipe, "clock hertz"),
-               .whole_over_stages = number(recipe, "whole over stages"),
-               .shares = {}};
+        own.clock = number(recipe, "clock hertz");
+        own.whole_over_stages = number(recipe, "whole over stages");
         for (const auto& [stage, share] : recipe.at("shares").items())
             own.shares[stage] = number(recipe["shares"], stage);
     }
@@ -118,7 +117,7 @@ bool is_kind(const std::string& device, const std::string& gpu) {
 
 // Follows "shares of" to the kind that has been profiled.
 Gpu gpu_of(const json& from) {
-    Gpu gpu{.sheet = datasheet_of(from), .calibration = {}, .calibrated = from.contains("calibration")};
+    Gpu gpu{.sheet = datasheet_of(from), .calibrated = from.contains("calibration")};
     if (gpu.calibrated) {
         gpu.calibration = calibration_of(from["calibration"]);
         return gpu;

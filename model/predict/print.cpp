@@ -85,13 +85,6 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu, Wanted wanted
     return table;
 }
 
-std::vector<const Choice*> best_of(const std::vector<Choice>& choices) {
-    std::vector<const Choice*> best;
-    for (const Choice& choice : choices)
-        if (choice.best) best.push_back(&choice);
-    return best;
-}
-
 std::string name_of(const Choice& c) {
     return fmt::format("{}, {}, EP {}", counted(c.gpus, "GPU"), recipe_name(c.config.precision.recipe),
                        expert_parallel(c));
@@ -186,9 +179,9 @@ std::string statement(const Gpu& gpu) {
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
     const Config& first = choices.front().config;
     std::string out = table_of(choices, gpu, Wanted::text).text();
-    for (const Choice* choice : best_of(choices))
-        if (!choice->fit.fits())
-            out += fmt::format("\n{}. {}", name_of(*choice), consumers_text(choice->fit, gpu.sheet));
+    for (const Choice& choice : choices)
+        if (choice.best && !choice.fit.fits())
+            out += fmt::format("\n{}. {}", name_of(choice), consumers_text(choice.fit, gpu.sheet));
     out += fmt::format(
         "\n* the fastest that fits, of its recipe and number of GPUs. wire: its share of a step. MFU is of "
         "{:.0f} TFLOP/s BF16.\n",

@@ -18,8 +18,12 @@ double needed_by(const Config& config, int64_t ranks, Where where) {
     return fit_of(config, ranks, std::numeric_limits<double>::infinity(), where).needed;
 }
 
-}  // namespace
-
+// Memory that a rank may use: of its GPU, or its share of its host's.
+struct FreeMemory {
+    double bytes = 0;
+    std::string limit;  // "GPU memory", or what bounds a host's
+};
+// Before a model is made. Loads the GPU's libraries, so that their memory counts as used.
 FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host) {
     if (backend.kind == BackendKind::hopper) {
         const auto ops = make_ops(backend, Arithmetic::stated, config.kernels);
@@ -30,6 +34,8 @@ FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64
     return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
             sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
 }
+
+}  // namespace
 
 std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,
                           int rank, Where where) {

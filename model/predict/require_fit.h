@@ -17,14 +17,6 @@ namespace fp8flow::predict {
 
 enum class WhereShort : uint8_t { refuse, warn };  // warn: --force
 
-// Memory that a rank may use: of its GPU, or its share of its host's.
-struct FreeMemory {
-    double bytes = 0;
-    std::string limit;  // "GPU memory", or what bounds a host's
-};
-// Before a model is made. Loads the GPU's libraries, so that their memory counts as used.
-FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host);
-
 // "" if the run fits into `free` bytes of rank `rank`; otherwise one line that says what is missing.
 std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,
                           int rank, Where where = Where::gpu);

@@ -34,43 +34,28 @@ double idle_flops(double groups, double rows, double cols, double contraction, d
 
 // Sizes of one layer under one recipe. Bytes are of one element, scales included.
 struct Sizes {
-    Sizes(const Config& config, const PrecisionSpec& precision, double accumulates)
-        : config(config),
-          tokens(f64(config.training.micro_batch_size * config.model.seq_length)),
-          hidden(f64(config.model.hidden_size)),
-          ffn(f64(config.moe.moe_ffn_hidden_size)),
-          experts(f64(config.moe.num_experts)),
-          topk(f64(config.moe.moe_router_topk)),
-          ranks(f64(config.parallel.expert_model_parallel_size)),
-          rows(tokens * topk),
-          received(plan::expected_received_rows(config)),
-          local(experts / ranks),
-          shared(f64(config.moe.moe_shared_expert_intermediate_size)),
-          gated(config.moe.moe_shared_expert_gate),
-          fp8(precision.recipe != Recipe::bf16),
-          flow(precision.recipe == Recipe::fp8_flow),
-          merges(precision.moe_apply_probs_in == ProbsIn::combine),
-          first(1 - accumulates),
-          // routed experts only
-          gradient(config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4),
-          wgrads(fp8 ? std::ceil(1 / first / f64(std::max<int64_t>(precision.moe_wgrad_micro_batches, 1)) -
-                                 1e-9) *
-                           first
-                     : 1) {
-        const double vector = 1 + kWord / f64(kBlock), tile = 1 + kWord / f64(kBlock * kBlock);
-        operand = fp8 ? vector : kPlain;
-        weight = fp8 ? tile : kPlain;
-        column = flow ? tile : operand;
-        wire = flow ? 1 + (precision.scale_format == ScaleFormat::pow2 ? 1 : kWord) / f64(kBlock) : kPlain;
-    }
-
     const Config& config;
-    double tokens, hidden, ffn, experts, topk, ranks, rows, received, local, shared;
-    bool gated, fp8, flow, merges;
-    double first;     // of a step's micro-batches, the share that writes gradients and reads none
-    double gradient;  // bytes of an element
-    double wgrads;    // GEMMs of a weight gradient per micro-batch: one, or one for several
-    double operand = 0, weight = 0, column = 0, wire = 0;
+    const PrecisionSpec& precision;
+    double first;  // of a step's micro-batches, the share that writes gradients and reads none
+
+    double tokens = f64(config.training.micro_batch_size * config.model.seq_length);
+    double hidden = f64(config.model.hidden_size), ffn = f64(config.moe.moe_ffn_hidden_size);
+    double experts = f64(config.moe.num_experts), topk = f64(config.moe.moe_router_topk);
+    double ranks = f64(config.parallel.expert_model_parallel_size), local = experts / ranks;
+    double rows = tokens * topk, received = plan::expected_received_rows(config);
+    double shared = f64(config.moe.moe_shared_expert_intermediate_size);
+    bool gated = config.moe.moe_shared_expert_gate;
+    bool fp8 = precision.recipe != Recipe::bf16, flow = precision.recipe == Recipe::fp8_flow;
+    bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
+    bool merges = precision.moe_apply_probs_in == ProbsIn::combine;
+    // of routed experts only: bytes of an element of a gradient, and its GEMMs per micro-batch: one, or one
+    // for several
+    double gradient = config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4;
+    double joined = f64(std::max<int64_t>(precision.moe_wgrad_micro_batches, 1));
+    double wgrads = fp8 ? std::ceil(1 / first / joined - 1e-9) * first : 1;
+    double vector = 1 + kWord / f64(kBlock), tile = 1 + kWord / f64(kBlock * kBlock);
+    double operand = fp8 ? vector : kPlain, weight = fp8 ? tile : kPlain, column = flow ? tile : operand;
+    double wire = flow ? 1 + (precision.scale_format == ScaleFormat::pow2 ? 1 : kWord) / f64(kBlock) : kPlain;
 };
 
 class Stages {
@@ -120,13 +105,7 @@ constexpr const char* kOwnFfn = "shared expert";  // and a dense layer's FFN: th
 class Experts {
 public:
     Experts(Stages& stages, double rows, double experts, double width, const char* weights)
-        : out_(stages),
-          s_(stages.sizes()),
-          rows_(rows),
-          experts_(experts),
-          width_(width),
-          weights_(weights),
-          routed_(weights_ == "moe.experts") {}
+        : out_(stages), rows_(rows), experts_(experts), width_(width), weights_(weights) {}
 
     void forward(const char* direction = "forward", bool with_fc2 = true) {
         const double h = s_.hidden, f = width_;
@@ -187,10 +166,10 @@ private:
     }
 
     Stages& out_;
-    const Sizes& s_;
+    const Sizes& s_ = out_.sizes();
     double rows_, experts_, width_;
     std::string weights_;
-    bool routed_;
+    bool routed_ = weights_ == "moe.experts";
 };
 
 // Bytes that this rank sends, by plan's legs.
@@ -283,8 +262,7 @@ void moe_forward(Stages& out, const Legs& legs, const char* direction) {
 
 void moe_backward(Stages& out, const Legs& legs, const RecomputeSpec& recompute) {
     const Sizes& s = out.sizes();
-    if (recompute.moe || recompute.recompute_granularity == RecomputeGranularity::full)
-        moe_forward(out, legs, "backward");
+    if (recompute.moe || s.full) moe_forward(out, legs, "backward");
     gradient_cast(out);
     if (s.shared > 0) shared_backward(out, recompute);
     dispatch(out, "backward", legs);
@@ -317,8 +295,7 @@ std::vector<Work> moe_work(const Config& config, const PrecisionSpec& precision,
     Stages out("moe layer", sizes);
     out.norm_forward(sizes.flow);
     moe_forward(out, legs, "forward");
-    const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
-    if (full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
+    if (sizes.full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
     moe_backward(out, legs, config.recompute);
     out.norm_backward();
     return out.take();
@@ -331,9 +308,8 @@ std::vector<Work> dense_work(const Config& config, const Sizes& sizes) {
     own_ffn_forward(out, "mlp", width, "forward");
     const double residual = 3 * kPlain * sizes.tokens * sizes.hidden;
     out.add(kOwnFfn, "forward", 1, residual);
-    const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
-    if (full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
-    if (full) own_ffn_forward(out, "mlp", width, "backward");
+    if (sizes.full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
+    if (sizes.full) own_ffn_forward(out, "mlp", width, "backward");
     gradient_cast(out);
     own_ffn_backward(out, "mlp", width);
     out.norm_backward();
@@ -455,7 +431,6 @@ std::vector<Work> attention_work(const Config& config, const PrecisionSpec& prec
     const bool linears = s.fp8 && precision.fp8_attention_linears, wire_rows = linears && s.flow;
     const HeadWork heads_work(config, out, linears);
     ProjectionWork proj_work(out, linears, "proj", plan::attention_weights(m).back());
-    const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
     const auto core_forward = [&](const char* direction) {
         out.gemm("core attention", direction, kPlain * t * (v + qkv) + kWord * t * heads, keys * (q + v),
                  false, keys * (q + v) * above);
@@ -469,11 +444,11 @@ std::vector<Work> attention_work(const Config& config, const PrecisionSpec& prec
     heads_work.forward("forward", HeadWork::Part::all);
     core_forward("forward");
     project("forward");
-    if (full || config.recompute.layernorm) out.norm_forward(wire_rows, "backward");
-    if (full) heads_work.forward("backward", HeadWork::Part::all);
+    if (s.full || config.recompute.layernorm) out.norm_forward(wire_rows, "backward");
+    if (s.full) heads_work.forward("backward", HeadWork::Part::all);
     if (config.recompute.mla_up_proj) heads_work.forward("backward", HeadWork::Part::again);
-    if (full || config.recompute.core_attn) core_forward("backward");
-    if (full) project("backward");
+    if (s.full || config.recompute.core_attn) core_forward("backward");
+    if (s.full) project("backward");
     proj_work.backward(true);
     out.gemm("core attention", "backward", kPlain * t * (2 * v + 2 * qkv) + kWord * t * heads,
              keys * (3 * q + 2 * v), false, keys * (3 * q + 2 * v) * above);
@@ -511,7 +486,7 @@ double trained_share(const Config& config, std::string_view weight) {
 }
 
 LayerWork layer_work(const Config& config, const PrecisionSpec& precision, double accumulates) {
-    const Sizes sizes(config, precision, accumulates);
+    const Sizes sizes{config, precision, 1 - accumulates};
     return {.moe = moe_work(config, precision, sizes),
             .attention = attention_work(config, precision, sizes),
             .dense = dense_work(config, sizes)};

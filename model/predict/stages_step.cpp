@@ -48,7 +48,7 @@ std::vector<Work> ends_work(const Config& config, double accumulates) {
         config.model.untie_embeddings_and_output_weights ? trained("output_layer.weight") : embedding;
     // every chunk after a step's first one adds to the head's gradient
     const double added = (chunks - 1 + accumulates) / chunks;
-    std::vector<Work> work = {
+    return {
         {.part = "embedding", .stage = "embedding", .direction = "forward", .launches = 1, .bytes = 2 * row},
         {.part = "embedding",
          .stage = "embedding",
@@ -64,7 +64,6 @@ std::vector<Work> ends_work(const Config& config, double accumulates) {
          .bytes = (2 + output) * (row + kPlain * t * v) + 2 * kWord * t * v + 2 * chunks * kPlain * table +
                   output * chunks * kWord * table * (1 + added),
          .bf16_flops = (4 + 2 * output) * t * h * v}};
-    return work;
 }
 
 std::vector<Work> update_work(const Config& config, int64_t gpus) {

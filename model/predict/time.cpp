@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 #include <string_view>
 
 namespace fp8flow::predict {
@@ -86,10 +87,11 @@ private:
             const LayerWork work = layer_work(config_, precision, accumulates_);
             const size_t first = time.stages.size();
             if (count.moe > 0) add(time, work.moe, count.moe * micro_batches_);
-            wait_for_late_ranks(time, first);
-            for (size_t i = first; i < time.stages.size(); ++i) {
-                time.layer += time.stages[i].seconds * count.moe / moe_layers;
-                layer_launches_ += time.stages[i].work.launches * count.moe / moe_layers;
+            const std::span stages = std::span(time.stages).subspan(first);
+            wait_for_late_ranks(stages);
+            for (const StageTime& stage : stages) {
+                time.layer += stage.seconds * count.moe / moe_layers;
+                layer_launches_ += stage.work.launches * count.moe / moe_layers;
             }
             if (count.dense > 0) add(time, work.dense, count.dense * micro_batches_);
             add(time, work.attention, (count.moe + count.dense) * micro_batches_);
@@ -97,20 +99,18 @@ private:
     }
 
     // A combine waits for late ranks: at their power limits the GPUs of one host differ in speed.
-    void wait_for_late_ranks(StepTime& time, size_t first) const {
+    void wait_for_late_ranks(std::span<StageTime> stages) const {
         std::map<std::string, double> worked;
-        for (size_t i = first; i < time.stages.size(); ++i)
-            if (time.stages[i].work.of_experts())
-                worked[time.stages[i].work.direction] += time.stages[i].seconds;
-        for (size_t i = first; i < time.stages.size(); ++i)
-            if (time.stages[i].work.wire == Wire::combine && time.stages[i].wire > 0)
-                time.stages[i].seconds += gpu_.calibration.late_share * worked[time.stages[i].work.direction];
+        for (const StageTime& stage : stages)
+            if (stage.work.of_experts()) worked[stage.work.direction] += stage.seconds;
+        for (StageTime& stage : stages)
+            if (stage.work.wire == Wire::combine && stage.wire > 0)
+                stage.seconds += gpu_.calibration.late_share * worked[stage.work.direction];
     }
 
     void add(StepTime& time, const std::vector<Work>& work, double runs) {
         for (const Work& one : work) {
-            StageTime stage{.work = one, .seconds = 0, .wire = 0, .runs = runs};
-            stage.wire = wire_seconds(one);
+            StageTime stage{.work = one, .wire = wire_seconds(one), .runs = runs};
             stage.seconds = seconds_of(one, stage.wire);
             const bool layer = one.part == "moe layer" || one.part == "dense layer";
             if (layer) stage.seconds *= shares_->whole_over_stages;
