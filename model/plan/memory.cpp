@@ -97,11 +97,6 @@ double balanced_rows(const Config& config) {
     return f64(tokens_of(config) * moe.moe_router_topk) + pads;
 }
 
-int64_t first_moe_layer(const Config& config) {
-    const auto& layers = config.model.moe_layer_freq;
-    return std::ranges::find(layers, 1) - layers.begin();
-}
-
 // Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes
 // from the norm.
 double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidden, bool only_routed) {
@@ -123,7 +118,8 @@ double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
     const auto flow = make_flow(config.precision, {});
     const double operand = flow->operand_bytes(), plain = 2;
-    const int64_t layer = first_moe_layer(config);
+    const auto& layers = config.model.moe_layer_freq;
+    const int64_t layer = std::ranges::find(layers, 1) - layers.begin();
     Config keeps_all = config;
     keeps_all.precision.moe_apply_probs_in = ProbsIn::swiglu;
     const double again = saved_activation_bytes(keeps_all, layer, {}).per_row -

@@ -5,6 +5,7 @@
 #include "model/safetensors/json.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -23,11 +24,8 @@ nlohmann::json parse_record(const std::string& line) {
 
 // Adds `value`, or everything below it, to `out`.
 void flatten(nlohmann::json& out, std::string name, const nlohmann::json& value) {
-    const auto plain = [](char c) {
-        return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-    };
-    std::replace_if(
-        name.begin(), name.end(), [&](char c) { return !plain(c); }, '_');
+    const auto odd = [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); };
+    std::ranges::replace_if(name, odd, '_');
     if (!value.is_object()) {
         out[name] = value;
         return;

@@ -63,7 +63,7 @@ std::string scalar(std::chrono::system_clock::time_point time, int64_t step, std
 std::string new_file_name(const OutputFolder& folder, std::chrono::system_clock::time_point now) {
     std::string host = host_name().text;
     const auto odd = [](char c) { return !std::isalnum(static_cast<unsigned char>(c)) && c != '-'; };
-    std::replace_if(host.begin(), host.end(), odd, '_');
+    std::ranges::replace_if(host, odd, '_');
     for (auto seconds = static_cast<int64_t>(seconds_of(now));; ++seconds) {
         const std::string file = fmt::format("events.out.tfevents.{}.{}.{}", seconds, host, ::getpid());
         if (!std::filesystem::exists(folder.path_of(file))) return file;

@@ -47,11 +47,15 @@ std::optional<Need> need_to_decide(const Outcome& outcome, const Config& config)
                 "tokens"};
 }
 
+const char* verdict_name(const Outcome& outcome) {
+    if (outcome.against.empty()) return "baseline";
+    return outcome.arm == kControlArm ? "noise floor" : name_of(outcome.verdict);
+}
+
 // "pass", "miss, 1 diverged", "inconclusive, 7 seeds would decide"
 std::string verdict_text(const Outcome& outcome, const Config& config) {
-    if (outcome.against.empty()) return "baseline";
-    if (outcome.arm == kControlArm) return "noise floor";
-    std::string text = name_of(outcome.verdict);
+    std::string text = verdict_name(outcome);
+    if (outcome.against.empty() || outcome.arm == kControlArm) return text;
     if (outcome.diverged > 0) text += fmt::format(", {} diverged", outcome.diverged);
     if (const auto need = need_to_decide(outcome, config))
         text += fmt::format(", {} {} would decide",
@@ -93,9 +97,7 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
                 {"losses", o.losses},
                 {"held_out_losses", o.held_out_losses},
                 {"keys", std::move(keys)},
-                {"verdict", o.against.empty()      ? "baseline"
-                            : o.arm == kControlArm ? "noise floor"
-                                                   : name_of(o.verdict)}};
+                {"verdict", verdict_name(o)}};
     if (!o.runs.empty()) {
         arm.update(o.runs.front()->costs);
         arm["held out"] = mean_of(o.held_out_losses);
@@ -143,10 +145,8 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
 }
 
 std::string outcome_table(const Cells& cells) {
-    std::vector<Table::Column> columns;
-    for (const std::string& header : cells.front()) columns.push_back({header});
-    columns.front().align = columns.back().align = Align::left;
-    Table table(columns);
+    const auto& headers = cells.front();
+    Table table({headers.front()}, {headers.begin() + 1, headers.end() - 1}, {headers.back()});
     for (size_t i = 1; i < cells.size(); ++i) table.add_row(cells[i]);
     return table.text(2);
 }
