@@ -116,11 +116,7 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
     const auto at = [&](double share) {
         return seconds[static_cast<std::size_t>(share * static_cast<double>(seconds.size() - 1) + 0.5)];
     };
-    Timing timing{.median = at(0.5),
-                  .min = seconds.front(),
-                  .p90 = at(0.9),
-                  .sustained = {},
-                  .samples = options.samples};
+    Timing timing{.median = at(0.5), .min = seconds.front(), .p90 = at(0.9), .samples = options.samples};
     if (options.sustained_seconds > 0 && subject.regimes == Subject::Regimes::all && !flush)
         timing.sustained = sustained(subject, options.sustained_seconds, std::max(timing.median, estimate));
     return timing;

@@ -16,13 +16,11 @@ ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const Backen
       record_(record),
       groups_(make_rank_groups(world, static_cast<int>(config.parallel.expert_model_parallel_size))),
       ops_(make_ops(backend, Arithmetic::stated, config.kernels)),
+      exchange_(make_exchange(backend, groups_, *ops_, config)),
       state_(ops_->device(), "rows"),
       slots_(tokens_per_rank) {
-    ExchangeChoice exchange = make_exchange(backend, groups_, *ops_, config);
-    exchange_ = std::move(exchange.exchange);
-    exchange_note_ = std::move(exchange.note);
     layer_ = std::make_unique<LoneLayer>(
-        *ops_, *exchange_,
+        *ops_, *exchange_.exchange,
         LoneLayerSpec{.hidden_size = config.model.hidden_size,
                       .max_tokens = tokens_per_rank,
                       .moe = config.moe,

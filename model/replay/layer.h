@@ -39,7 +39,7 @@ public:
     Device& device() { return ops_->device(); }
     const Ops& ops() const { return *ops_; }
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
-    const std::string& exchange_note() const { return exchange_note_; }
+    const std::string& exchange_note() const { return exchange_.note; }
 
     // Bits of BF16, [tokens, H]. Results are this rank's rows; BF16 values come as floats.
     void forward(std::span<const Bf16> hidden);
@@ -69,8 +69,7 @@ private:
     ReplayRecord record_;
     RankGroups groups_;
     std::unique_ptr<Ops> ops_;
-    std::unique_ptr<Exchange> exchange_;
-    std::string exchange_note_;
+    ExchangeChoice exchange_;
     Arena state_;
     int64_t slots_;
     std::unique_ptr<LoneLayer> layer_;
