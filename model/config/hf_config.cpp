@@ -33,7 +33,7 @@ public:
     ImportedModel read() {
         model_.name = fmt::format("{}: model_type {}", file_, family_.type);
         model_.family = family_.type;
-        set("model.hf_family", std::string(family_.type), "model_type");
+        set("model.hf_family", family_.type, "model_type");
         aliases();
         common();
         activation();
@@ -78,28 +78,30 @@ private:
     static std::string shown(const Json& value) {
         return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
     }
-    void problem(const char* name, const std::string& message) {
-        const std::string text = fmt::format("{}: {}: {}", file_, name, message);
+    template <class... Args>
+    void problem(const char* name, fmt::format_string<Args...> message, Args&&... args) {
+        const std::string text =
+            fmt::format("{}: {}: {}", file_, name, fmt::format(message, std::forward<Args>(args)...));
         if (std::find(problems_.begin(), problems_.end(), text) == problems_.end()) problems_.push_back(text);
     }
-    void set(const char* key, const std::string& value, const char* name) {
-        model_.settings.push_back({key, value, fmt::format("{}: {}", file_, name)});
+    template <class Value> void set(const char* key, const Value& value, const char* name) {
+        model_.settings.push_back({key, fmt::format("{}", value), fmt::format("{}: {}", file_, name)});
     }
-    void set(const char* key, bool value, const char* name) {
-        set(key, std::string(value ? "true" : "false"), name);
-    }
-    void set(const char* key, int64_t value, const char* name) { set(key, std::to_string(value), name); }
     // Said unless the user sets `key`.
-    void note(const char* key, const std::string& text) {
-        model_.notes.push_back({key, fmt::format("{}: {}", file_, text)});
+    template <class... Args> void note(const char* key, fmt::format_string<Args...> text, Args&&... args) {
+        model_.notes.push_back(
+            {key, fmt::format("{}: {}", file_, fmt::format(text, std::forward<Args>(args)...))});
     }
-    void want(const char* name, const std::string& got, const std::string& wanted, const char* reason) {
-        if (got != wanted) problem(name, fmt::format("got {}, want {}: {}", printable(got), wanted, reason));
+    template <class Got, class Wanted>
+    void want(const char* name, const Got& got, const Wanted& wanted, const char* reason) {
+        const std::string is = fmt::format("{}", got);
+        if (is != fmt::format("{}", wanted))
+            problem(name, "got {}, want {}: {}", printable(is), wanted, reason);
     }
     int64_t integer(const char* name, int64_t otherwise) {
         if (!present(name)) return otherwise;
         const auto value = whole_number(find(name));
-        if (!value) problem(name, fmt::format("got {}, want an integer", shown(find(name))));
+        if (!value) problem(name, "got {}, want an integer", shown(find(name)));
         return value.value_or(otherwise);
     }
     // Of a key that may be left out; null is none.
@@ -110,7 +112,7 @@ private:
     bool boolean(const char* name, bool absent) {
         if (!present(name)) return absent && !contains(name);
         if (find(name).is_boolean()) return find(name).get<bool>();
-        problem(name, fmt::format("got {}, want true or false", shown(find(name))));
+        problem(name, "got {}, want true or false", shown(find(name)));
         return absent;
     }
     std::string text(const char* name, const char* otherwise) const {
@@ -129,22 +131,21 @@ private:
     double real(const char* name, double otherwise) {
         if (!present(name)) return otherwise;
         if (find(name).is_number()) return find(name).get<double>();
-        problem(name, fmt::format("got {}, want a number", shown(find(name))));
+        problem(name, "got {}, want a number", shown(find(name)));
         return otherwise;
     }
     void number(const char* name, const char* key) {
         if (!present(name)) return problem(name, "is missing");
-        if (!find(name).is_number())
-            return problem(name, fmt::format("got {}, want a number", shown(find(name))));
-        set(key, fmt::format("{}", find(name).get<double>()), name);
+        if (!find(name).is_number()) return problem(name, "got {}, want a number", shown(find(name)));
+        set(key, find(name).get<double>(), name);
     }
 
     // The class takes the one that comes last.
     void aliases() {
         for (const auto& [key, alias] : family_.aliases)
             if (key != nullptr && present(key) && present(alias) && find(key) != find(alias))
-                problem(key, fmt::format("got {}, and {} = {}: want one of them", shown(find(key)), alias,
-                                         shown(find(alias))));
+                problem(key, "got {}, and {} = {}: want one of them", shown(find(key)), alias,
+                        shown(find(alias)));
     }
 
     // ---- what all families have
@@ -167,10 +168,10 @@ private:
             want("hidden_act", named, "silu", "SwiGLU with another activation is not implemented");
         if (!family_.glu) return;
         set("model.quick_geglu", glu.quick_geglu, "model_type");
-        set("model.glu_linear_offset", fmt::format("{}", glu.glu_linear_offset), "model_type");
+        set("model.glu_linear_offset", glu.glu_linear_offset, "model_type");
         const double limit = real("swiglu_limit", glu.activation_func_clamp_value);
-        if (!(limit > 0)) problem("swiglu_limit", fmt::format("got {}, want more than 0", limit));
-        set("model.activation_func_clamp_value", fmt::format("{}", limit), "swiglu_limit");
+        if (!(limit > 0)) problem("swiglu_limit", "got {}, want more than 0", limit);
+        set("model.activation_func_clamp_value", limit, "swiglu_limit");
         set("model.activation_func_clamp_routed_only", glu.activation_func_clamp_routed_only, "model_type");
     }
 
@@ -195,8 +196,7 @@ private:
             const bool off = value.is_null() || value == false || (value.is_number() && value == 0);
             if (!off)
                 problem(printable(name).c_str(),
-                        fmt::format("got {}, want 0: neither dropout nor router noise is implemented",
-                                    shown(value)));
+                        "got {}, want 0: neither dropout nor router noise is implemented", shown(value));
         }
     }
 
@@ -207,8 +207,7 @@ private:
                             q.value("weight_block_size", Json()) == Json::array({128, 128});
         if (!blocks)
             problem("quantization_config",
-                    fmt::format("got {}, want quant_method fp8 with weight_block_size [128, 128], or none",
-                                shown(q)));
+                    "got {}, want quant_method fp8 with weight_block_size [128, 128], or none", shown(q));
     }
 
     // ---- the parts of a layer
@@ -226,7 +225,7 @@ private:
         if (family_.qkv_bias)
             set("model.add_qkv_bias", boolean(family_.bias_of_qkv, *family_.qkv_bias), family_.bias_of_qkv);
         else if (family_.reads_attention_bias)
-            want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
+            want("attention_bias", boolean("attention_bias", false), false,
                  "linear layers have no bias here");
         if (family_.granite) granite();
     }
@@ -234,7 +233,7 @@ private:
     void heads() {
         const bool norm = family_.query_key_norm;
         set("model.qk_layernorm", family_.reads_qk_norm ? boolean("use_qk_norm", norm) : norm, "model_type");
-        if (family_.all_heads_norm) set("model.qk_layernorm_type", std::string("per_layer"), "model_type");
+        if (family_.all_heads_norm) set("model.qk_layernorm_type", "per_layer", "model_type");
         copy("num_key_value_heads", "model.num_query_groups");
         set("model.kv_channels", head_dim(), present("head_dim") ? "head_dim" : "num_attention_heads");
     }
@@ -255,11 +254,11 @@ private:
                 std::min(integer("max_position_embeddings", family_.index_topk), family_.index_topk),
                 "index_topk");
             note("model.multi_latent_attention",
-                 fmt::format("index_topk: attention is over all keys, which is the same up to {} tokens; the "
-                             "indexer is not imported, and an export is deepseek_v3 without it",
-                             family_.index_topk));
+                 "index_topk: attention is over all keys, which is the same up to {} tokens; the indexer is "
+                 "not imported, and an export is deepseek_v3 without it",
+                 family_.index_topk);
         }
-        want("rope_interleave", boolean("rope_interleave", true) ? "true" : "false", "true",
+        want("rope_interleave", boolean("rope_interleave", true), true,
              "pairs that rotate are neighbours in files of this family");
     }
 
@@ -269,9 +268,8 @@ private:
             for (const Json& type : find("layer_types"))
                 if (type != "full_attention" && (type != "indexed_attention" || family_.index_topk == 0))
                     return problem("layer_types",
-                                   fmt::format("got {}, want full_attention: attention is over "
-                                               "the whole sequence here",
-                                               shown(type)));
+                                   "got {}, want full_attention: attention is over the whole sequence here",
+                                   shown(type));
             return;
         }
         if (!family_.query_key_norm && !family_.sparse_step) return no_window(nullptr);
@@ -283,9 +281,8 @@ private:
     void no_window(const Json& absent) {
         const Json window = json_.value("sliding_window", absent);
         if (!window.is_null())
-            problem(
-                "sliding_window",
-                fmt::format("got {}, want null: attention is over the whole sequence here", shown(window)));
+            problem("sliding_window", "got {}, want null: attention is over the whole sequence here",
+                    shown(window));
     }
 
     // Multipliers of embeddings, residuals, scores and logits become factors of weights.
@@ -306,20 +303,19 @@ private:
     void rope() {
         const char* const group = present("rope_scaling") ? "rope_scaling" : "rope_parameters";
         const Json scaling = present(group) ? find(group) : Json::object();
-        if (!scaling.is_object())
-            return problem(group, fmt::format("got {}, want an object", shown(scaling)));
+        if (!scaling.is_object()) return problem(group, "got {}, want an object", shown(scaling));
         const auto inner = [&](const char* name) {
             const Json value = scaling.value(name, Json());
             return value.is_null() ? json_.value(name, Json()) : value;
         };
         const Json theta = inner("rope_theta"), partial = inner("partial_rotary_factor");
         if (theta.is_number())
-            set("model.rotary_base", fmt::format("{}", theta.get<double>()), "rope_theta");
+            set("model.rotary_base", theta.get<double>(), "rope_theta");
         else
-            problem("rope_theta", fmt::format("got {}, want a number", shown(theta)));
+            problem("rope_theta", "got {}, want a number", shown(theta));
         const auto head = static_cast<double>(std::max<int64_t>(1, head_dim()));
         if (!partial.is_null() && !partial.is_number())
-            problem("partial_rotary_factor", fmt::format("got {}, want a number", shown(partial)));
+            problem("partial_rotary_factor", "got {}, want a number", shown(partial));
         const double share = partial.is_number() ? partial.get<double>()
                              : family_.reads_rotary_dim
                                  ? real("rotary_dim", head * *family_.rotary_percent) / head
@@ -329,7 +325,7 @@ private:
                  family_.latent ? "qk_rope_head_dim says how much of a head rotates"
                                 : "whole heads rotate in this family");
         else
-            set("model.rotary_percent", fmt::format("{}", share), "partial_rotary_factor");
+            set("model.rotary_percent", share, "partial_rotary_factor");
         const Json type =
             scaling.contains("rope_type") ? scaling["rope_type"] : scaling.value("type", Json("default"));
         if (type != "default") scaled_rope(group, scaling, type);
@@ -351,20 +347,20 @@ private:
                 problem("max_position_embeddings", "is missing, want it with rope_type dynamic");
             model_.unscaled_length = longest;
             return note("model.rope_type",
-                        fmt::format("{}: rope_type dynamic scales sequences longer than {} alone, which "
-                                    "this program does not, nor do its exports",
-                                    group, longest));
+                        "{}: rope_type dynamic scales sequences longer than {} alone, which this program "
+                        "does not, nor do its exports",
+                        group, longest);
         }
         const std::string name = type == "deepseek_yarn" ? "yarn"
                                  : type.is_string()      ? type.get<std::string>()
                                                          : "";
         if (name != "linear" && name != "yarn" && name != "llama3")
             return problem(group,
-                           fmt::format("got rope_type {}, want default, linear, dynamic, yarn or llama3: "
-                                       "no other rotary embedding is implemented",
-                                       shown(type)));
+                           "got rope_type {}, want default, linear, dynamic, yarn or llama3: "
+                           "no other rotary embedding is implemented",
+                           shown(type));
         const auto take = [&](const char* name, const char* key) {
-            if (const auto value = given(name)) set(key, fmt::format("{}", *value), group);
+            if (const auto value = given(name)) set(key, *value, group);
         };
         if (!given("factor")) return problem(group, "has no number factor");
         set("model.rope_type", name, group);
@@ -388,15 +384,15 @@ private:
     // all.
     void mscale(const char* group, double log, std::optional<double> factor, double mscale, double all) {
         if (factor && (*factor <= 0 || (log <= 0 && *factor != 1)))
-            problem(group, fmt::format("got attention_factor {}, want {}", *factor,
-                                       log <= 0 ? "1 where factor is 1" : "more than 0"));
+            problem(group, "got attention_factor {}, want {}", *factor,
+                    log <= 0 ? "1 where factor is 1" : "more than 0");
         if (log <= 0 || factor || mscale == 0 || all == 0) {
             if (!family_.latent) all = 0;
             if (log <= 0 || (!factor && all == 0)) return;
             mscale = (factor.value_or(1 + 0.1 * log) * (1 + 0.1 * all * log) - 1) / (0.1 * log);
         }
-        set("model.mscale", fmt::format("{}", mscale), group);
-        if (all != 0) set("model.mscale_all_dim", fmt::format("{}", all), group);
+        set("model.mscale", mscale, group);
+        if (all != 0) set("model.mscale_all_dim", all, group);
     }
 
     void experts() {
@@ -406,14 +402,14 @@ private:
         const char* const width_key =
             family_.shared_width != nullptr ? family_.shared_width : family_.expert_width;
         if (family_.shared_width == nullptr)
-            want("shared_intermediate_size", std::to_string(integer("shared_intermediate_size", 0)), "0",
+            want("shared_intermediate_size", integer("shared_intermediate_size", 0), 0,
                  "a shared expert of this kind is not implemented");
         if (family_.shared == HfFamily::kNone) return;
         const char* const count = family_.shared_key;
         const int64_t shared = count == nullptr ? family_.shared : absent_or_null(count, family_.shared, 0),
                       width = integer(width_key, family_.shared_width_default);
         if (shared < 0 || shared > 64)
-            problem(count, fmt::format("got {}, want 0 to 64", shared));
+            problem(count, "got {}, want 0 to 64", shared);
         else if (width >= 0 && width <= kWidest)
             set("moe.moe_shared_expert_intermediate_size", shared * width,
                 count != nullptr ? count : width_key);
@@ -437,10 +433,9 @@ private:
             want("topk_method", text("topk_method", family_.choice), family_.choice, family_.choice_reason);
         const bool normalised =
             family_.reads_norm ? boolean("norm_topk_prob", family_.normalised) : family_.normalised;
-        if (family_.norm_reason != nullptr)
-            want("norm_topk_prob", normalised ? "true" : "false", "false", family_.norm_reason);
-        set("moe.moe_router_score_function", std::string(scores), "model_type");
-        if (family_.fp32_router) set("moe.moe_router_dtype", std::string("fp32"), "model_type");
+        if (family_.norm_reason != nullptr) want("norm_topk_prob", normalised, false, family_.norm_reason);
+        set("moe.moe_router_score_function", scores, "model_type");
+        if (family_.fp32_router) set("moe.moe_router_dtype", "fp32", "model_type");
         // Cohere's softmax is always over the chosen ones
         set("moe.moe_router_pre_softmax", !sigmoid && !normalised && !family_.any_scores, "norm_topk_prob");
         if (sigmoid && normalised && integer(family_.topk_key, family_.topk) == 1)
@@ -457,7 +452,7 @@ private:
         if (family_.scaling != HfFamily::kNone && contains(scaling))
             number(scaling, "moe.moe_router_topk_scaling_factor");
         else if (family_.scaling != HfFamily::kNone)
-            set("moe.moe_router_topk_scaling_factor", fmt::format("{}", family_.scaling), scaling);
+            set("moe.moe_router_topk_scaling_factor", family_.scaling, scaling);
         if (family_.groups != HfFamily::kNone) groups(sigmoid);
     }
 
@@ -467,16 +462,16 @@ private:
                       chosen = absent_or_null("topk_group", family_.chosen_groups, 1),
                       topk = absent_or_null(family_.topk_key, family_.topk, 0);
         const bool grouped = groups > 1;
-        if (groups < 1) problem("n_group", fmt::format("got {}, want at least 1", groups));
+        if (groups < 1) problem("n_group", "got {}, want at least 1", groups);
         if (grouped && !sigmoid)
-            problem("n_group", fmt::format("got {}, want 1: groups are scored by their logits here", groups));
+            problem("n_group", "got {}, want 1: groups are scored by their logits here", groups);
         if (grouped && chosen * 2 != topk)
             problem("topk_group",
-                    fmt::format("got {} with num_experts_per_tok = {}, want half of it: a group is scored by "
-                                "its num_experts_per_tok / topk_group best experts here, by 2 there",
-                                chosen, topk));
-        set("moe.moe_router_num_groups", std::to_string(grouped ? groups : 0), "n_group");
-        set("moe.moe_router_group_topk", std::to_string(grouped ? chosen : 0), "topk_group");
+                    "got {} with num_experts_per_tok = {}, want half of it: a group is scored by its "
+                    "num_experts_per_tok / topk_group best experts here, by 2 there",
+                    chosen, topk);
+        set("moe.moe_router_num_groups", grouped ? groups : 0, "n_group");
+        set("moe.moe_router_group_topk", grouped ? chosen : 0, "topk_group");
     }
 
     // ---- which layers are MoE
@@ -496,7 +491,7 @@ private:
         for (const Json& type : json_[list]) {
             moe.push_back(type == "sparse" || type == 1 ? 1 : 0);
             if (moe.back() == 0 && type != "dense" && type != 0)
-                problem(list, fmt::format("got {}, want dense (0) or sparse (1)", shown(type)));
+                problem(list, "got {}, want dense (0) or sparse (1)", shown(type));
         }
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), list);
         dense_width(std::find(moe.begin(), moe.end(), 0) != moe.end());
@@ -507,10 +502,10 @@ private:
         const char* const key = read ? family_.dense_key : "first_k_dense_replace";
         const int64_t layers = integer("num_hidden_layers", 0),
                       dense = read ? absent_or_null(key, family_.dense, 0) : std::min(family_.dense, layers);
-        if (!read) want(key, std::to_string(integer(key, dense)), std::to_string(dense), kUnread);
+        if (!read) want(key, integer(key, dense), dense, kUnread);
         unread_lists(dense, layers);
         if (dense < 0 || dense > layers)
-            return problem(key, fmt::format("got {}, want 0 to num_hidden_layers = {}", dense, layers));
+            return problem(key, "got {}, want 0 to num_hidden_layers = {}", dense, layers);
         set("model.moe_layer_freq",
             dense == 0 ? "1" : fmt::format("\"([0]*{}+[1]*{})\"", dense, layers - dense), key);
         dense_width(dense > 0);
@@ -525,10 +520,10 @@ private:
             bool same = std::ssize(json_[list]) == layers;
             for (const Json& type : json_[list])
                 same = same && (type == "sparse" || type == 1) == (i++ >= dense);
-            if (!same) problem(list, fmt::format("want the first {} layers dense: {}", dense, kUnread));
+            if (!same) problem(list, "want the first {} layers dense: {}", dense, kUnread);
         }
         if (json_.contains("moe_layer_freq") && !json_["moe_layer_freq"].is_array())
-            want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
+            want("moe_layer_freq", integer("moe_layer_freq", 1), 1,
                  "every layer after the dense ones is MoE");
     }
 
@@ -541,9 +536,8 @@ private:
         const int64_t wider = round_up(width, kBlock);
         set("model.ffn_hidden_size", wider, key);
         if (any)
-            note("model.ffn_hidden_size",
-                 fmt::format("{} {} of dense layers is taken as {}, the next multiple of {}", key, width,
-                             wider, kBlock));
+            note("model.ffn_hidden_size", "{} {} of dense layers is taken as {}, the next multiple of {}",
+                 key, width, wider, kBlock);
     }
 
     void periodic_layers() {
@@ -558,7 +552,7 @@ private:
 
     void sparse_layers() {
         const int64_t step = integer("decoder_sparse_step", 1), layers = integer("num_hidden_layers", 0);
-        if (step < 1) problem("decoder_sparse_step", fmt::format("got {}, want at least 1", step));
+        if (step < 1) problem("decoder_sparse_step", "got {}, want at least 1", step);
         std::vector<int> moe;
         for (int64_t i = 0; step >= 1 && i < layers && i < kMostLayers; ++i)
             moe.push_back((i + 1) % step == 0 ? 1 : 0);
@@ -570,8 +564,7 @@ private:
             if (!dense.is_array()) problem("mlp_only_layers", "want a list of layers");
             for (const Json& layer : dense) {
                 if (!layer.is_number_unsigned() || layer.get<uint64_t>() >= moe.size())
-                    problem("mlp_only_layers",
-                            fmt::format("got {}, want layers below {}", shown(layer), moe.size()));
+                    problem("mlp_only_layers", "got {}, want layers below {}", shown(layer), moe.size());
                 else
                     moe[layer.get<size_t>()] = 0;
             }
@@ -593,8 +586,8 @@ private:
         if (coefficient(kAlpha) > 0) {
             type = boolean("seq_aux", true) ? "seq_aux_loss" : "aux_loss";
             coeff = fmt::format("{:.4g}", coefficient(kAlpha));
-            note(kType, fmt::format("{} = {} is followed: {} with coefficient {}", kAlpha,
-                                    shown(json_[kAlpha]), type, coeff));
+            note(kType, "{} = {} is followed: {} with coefficient {}", kAlpha, shown(json_[kAlpha]), type,
+                 coeff);
         } else if (const int64_t layers = integer("num_hidden_layers", 0);
                    coefficient(kCoefficient) > 0 && layers > 0) {
             const auto topk = static_cast<double>(integer(family_.topk_key, 0));
@@ -604,13 +597,11 @@ private:
             const std::string near =
                 fmt::format("near it (Transformers' loss is of all layers together{})",
                             family_.scores == ScoreFunction::sigmoid ? " and of softmax scores" : "");
-            note(kType, fmt::format(
-                            "{} = {} {}", kCoefficient, shown(json_[kCoefficient]),
-                            adds ? fmt::format("is followed by aux_loss with coefficient {}, {}", coeff, near)
-                                 : fmt::format("has no effect without output_router_logits, so there "
-                                               "is no balancing loss; {}: --set {}=aux_loss --set "
-                                               "moe.moe_aux_loss_coeff={}",
-                                               near, kType, coeff)));
+            note(kType, "{} = {} {}", kCoefficient, shown(json_[kCoefficient]),
+                 adds ? fmt::format("is followed by aux_loss with coefficient {}, {}", coeff, near)
+                      : fmt::format("has no effect without output_router_logits, so there is no balancing "
+                                    "loss; {}: --set {}=aux_loss --set moe.moe_aux_loss_coeff={}",
+                                    near, kType, coeff));
         }
         set(kType, type, kCoefficient);
         set("moe.moe_aux_loss_coeff", type == "none" ? "[]" : "[" + coeff + "]", kCoefficient);
