@@ -172,13 +172,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
     return rows[a.size() % 3][b.size()];
 }
 
-const std::vector<std::string>& leaf_keys() {
-    static const std::vector<std::string> keys = [] {
-        std::vector<std::string> all;
-        for (const auto& field : config_fields()) all.push_back(field.key);
-        return all;
-    }();
-    return keys;
+// YAML's spellings of true and false as one.
+std::string plain(std::string_view value) {
+    const auto truth = builders::read_truth(value);
+    return truth ? (*truth ? "true" : "false") : std::string(value);
 }
 
 }  // namespace
@@ -223,31 +220,26 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
 
 std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, std::string_view key,
                                                      std::string_view value) {
-    std::string lower(value);
-    if (builders::read_truth(value)) lower = *builders::read_truth(value) ? "true" : "false";
     for (const NoSetting& known : kNoSettings) {
         const size_t dot = known.name.find('.');
         if (known.name.substr(dot + 1) != key || (!section.empty() && known.name.substr(0, dot) != section))
             continue;
-        const std::string got = printable(std::string(value));
-        if (std::ranges::find(known.ignored, lower) != known.ignored.end())
-            return KeyWithoutSetting{true, !known.removed
-                                               ? ""
-                                               : fmt::format("{} is no key any more and is ignored: {}",
-                                                             known.name, known.answer)};
+        const bool ignored = std::ranges::find(known.ignored, plain(value)) != known.ignored.end();
+        if (ignored && !known.removed) return KeyWithoutSetting{true, ""};
+        if (ignored)
+            return KeyWithoutSetting{
+                true, fmt::format("{} is no key any more and is ignored: {}", known.name, known.answer)};
+        const std::string got = fmt::format("{}: got {}", known.name, printable(value));
         return KeyWithoutSetting{
-            false, known.removed ? fmt::format("{}: got {}, which is no longer there: {}; remove the key",
-                                               known.name, got, known.answer)
-                                 : fmt::format("{}: got {}, want {} ({})", known.name, got, known.ignored[0],
-                                               known.answer)};
+            false, known.removed
+                       ? fmt::format("{}, which is no longer there: {}; remove the key", got, known.answer)
+                       : fmt::format("{}, want {} ({})", got, known.ignored[0], known.answer)};
     }
     return std::nullopt;
 }
 
 std::optional<MegatronSetting> megatron_setting(std::string_view name, std::string_view value) {
-    std::string text(value);
-    if (const auto truth = builders::read_truth(value)) text = *truth ? "true" : "false";
-    if (text == "0.0") text = "0";
+    const std::string text = value == "0.0" ? "0" : plain(value);
     for (const MegatronArgument& known : kMegatron)
         if (known.name == name && (known.value.empty() || known.value == text))
             return MegatronSetting{std::string(known.key),
@@ -275,8 +267,10 @@ std::string explain_unknown_key(std::string_view key) {
     const Known* refused = std::ranges::find(kRefusedKeys, key, &Known::key);
     if (refused != std::end(kRefusedKeys)) return std::string(refused->answer);
     const Known* foreign = std::ranges::find(kForeign, key, &Known::key);
+    std::vector<std::string> keys;
+    for (const auto& field : config_fields()) keys.push_back(field.key);
     const std::string name =
-        foreign != std::end(kForeign) ? std::string(foreign->answer) : nearest_name(key, leaf_keys());
+        foreign != std::end(kForeign) ? std::string(foreign->answer) : nearest_name(key, keys);
     if (name.empty()) return {};
     return fmt::format("did you mean '{}'", find_leaf(name)->name());
 }
