@@ -25,8 +25,7 @@ CLI::Validator typed(const ConfigField& field) {
     return {[field](std::string& text) {
                 Config config;
                 if (const auto refusal = field.set(config, {false, {text}}))
-                    return fmt::format("got {}, want {}{}{}", printable(text), refusal->want,
-                                       refusal->hint.empty() ? "" : "; ", refusal->hint);
+                    return fmt::format("got {}, want {}", printable(text), refusal->text());
                 text = field.get(config);
                 return std::string();
             },

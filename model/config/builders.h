@@ -244,9 +244,7 @@ template <class Access> ConfigField texts(std::string section, std::string key, 
 // The position of a name is the value of its enumerator.
 using Names = std::vector<std::string>;
 
-inline std::string joined(const Names& names, const char* separator = " | ") {
-    return fmt::format("{}", fmt::join(names, separator));
-}
+inline std::string joined(const Names& names) { return fmt::format("{}", fmt::join(names, " | ")); }
 
 inline Refusal refuse_name(const std::string& got, const Names& names, const std::string& want) {
     return Refusal{want, did_you_mean(got, names)};

@@ -17,10 +17,6 @@
 
 namespace fp8flow {
 
-void ConfigProblems::add(const std::string& where, const std::string& text) {
-    lines_.push_back(where + ": " + text);
-}
-
 bool ConfigProblems::usable(std::span<const char* const> names) const {
     return std::ranges::none_of(names, [&](const char* name) { return bad_.count(name) > 0; });
 }
@@ -267,15 +263,16 @@ private:
     using Names = std::span<const char* const>;
     using List = std::initializer_list<const char*>;
 
-    void rule(bool holds, List names, const std::string& text) {
-        rule(holds, Names(names.begin(), names.size()), text);
+    template <class... Args>
+    void rule(bool holds, List names, fmt::format_string<Args...> text, Args&&... args) {
+        if (!holds) report({names.begin(), names.size()}, fmt::format(text, std::forward<Args>(args)...));
     }
 
     // Reports `text` about the first of `names`, unless one of them has no usable value. The place is that of
     // the first name that the user wrote down, or else of one that an imported model has: a rule broken by a
     // default points at the key that clashes with it.
-    void rule(bool holds, Names names, const std::string& text) {
-        if (holds || !problems_.usable(names)) return;
+    void report(Names names, const std::string& text) {
+        if (!problems_.usable(names)) return;
         std::string where = "configuration";
         bool by_user = false;
         for (const char* name : names) {
@@ -284,7 +281,7 @@ private:
             by_user = !problems_.imported(name);
             if (by_user || where == "configuration") where = found->second;
         }
-        problems_.add(where, fmt::format("{}: {}", names.front(), text));
+        problems_.add(where, "{}: {}", names.front(), text);
     }
 
     // `got`, of the first name, divides `whole`, of the second.
@@ -292,9 +289,8 @@ private:
         if (whole % got == 0) return;
         const std::string_view of = *(names.begin() + 1);
         const auto legal = numbers_where(1, whole, [&](int64_t n) { return whole % n == 0; });
-        rule(false, names,
-             fmt::format("got {}, want a divisor of {} = {}; nearest {}", got, of.substr(of.find('.') + 1),
-                         whole, nearest_of(got, legal)));
+        rule(false, names, "got {}, want a divisor of {} = {}; nearest {}", got, of.substr(of.find('.') + 1),
+             whole, nearest_of(got, legal));
     }
 
     void check_clash(const Clash& clash) {
@@ -303,15 +299,14 @@ private:
         std::string text = clash.text;
         if (const size_t at = text.find("{}"); at != std::string::npos)
             text.replace(at, 2, field_named(names.front()).get(c_));
-        rule(false, names.first(static_cast<size_t>(std::ranges::find(names, nullptr) - names.begin())),
-             text);
+        report(names.first(static_cast<size_t>(std::ranges::find(names, nullptr) - names.begin())), text);
     }
 
     void check_model() {
         const ModelSpec& m = c_.model;
         rule(static_cast<int64_t>(m.moe_layer_freq.size()) == m.num_layers,
-             {"model.moe_layer_freq", "model.num_layers"},
-             fmt::format("got {} entries, want num_layers = {}", m.moe_layer_freq.size(), m.num_layers));
+             {"model.moe_layer_freq", "model.num_layers"}, "got {} entries, want num_layers = {}",
+             m.moe_layer_freq.size(), m.num_layers);
         if (m.attention && !m.multi_latent_attention) {
             divides(m.num_query_groups, m.num_attention_heads,
                     {"model.num_query_groups", "model.num_attention_heads"});
@@ -321,66 +316,64 @@ private:
              "want a model_type that fp8flow families lists");
         if (m.attention && family != nullptr && family->index_topk > 0)
             rule(m.seq_length <= family->index_topk, {"model.seq_length"},
-                 fmt::format(
-                     "got {}, want at most index_topk = {}: in longer sequences {} attends to the keys "
-                     "that its indexer chooses, which is not implemented (model.attention: false leaves it "
-                     "out)",
-                     m.seq_length, family->index_topk, family->type));
+
+                 "got {}, want at most index_topk = {}: in longer sequences {} attends to the keys "
+                 "that its indexer chooses, which is not implemented (model.attention: false leaves it "
+                 "out)",
+                 m.seq_length, family->index_topk, family->type);
         rule(c_.unscaled_length == 0 || m.seq_length <= c_.unscaled_length, {"model.seq_length"},
-             fmt::format("got {}, want at most max_position_embeddings = {}: rope_type dynamic changes the "
-                         "frequencies of longer sequences, which is not implemented (model.rope_type: ntk "
-                         "changes them for all)",
-                         m.seq_length, c_.unscaled_length));
+             "got {}, want at most max_position_embeddings = {}: rope_type dynamic changes the "
+             "frequencies of longer sequences, which is not implemented (model.rope_type: ntk "
+             "changes them for all)",
+             m.seq_length, c_.unscaled_length);
         rule(m.num_layers_at_start_in_bf16 + m.num_layers_at_end_in_bf16 <= m.num_layers,
              {"model.num_layers_at_start_in_bf16", "model.num_layers_at_end_in_bf16", "model.num_layers"},
-             fmt::format("got {} at the start and {} at the end, want together at most num_layers = {}",
-                         m.num_layers_at_start_in_bf16, m.num_layers_at_end_in_bf16, m.num_layers));
+             "got {} at the start and {} at the end, want together at most num_layers = {}",
+             m.num_layers_at_start_in_bf16, m.num_layers_at_end_in_bf16, m.num_layers);
     }
 
     void check_router() {
         const MoeSpec& m = c_.moe;
         rule(m.moe_router_topk <= m.num_experts, {"moe.moe_router_topk", "moe.num_experts"},
-             fmt::format("got {}, want at most num_experts = {}", m.moe_router_topk, m.num_experts));
+             "got {}, want at most num_experts = {}", m.moe_router_topk, m.num_experts);
         rule(!(m.moe_router_force_load_balancing && m.moe_router_force_biased > 0),
              {"moe.moe_router_force_biased", "moe.moe_router_force_load_balancing"},
-             fmt::format("got {}, want 0 with moe_router_force_load_balancing: true",
-                         m.moe_router_force_biased));
+             "got {}, want 0 with moe_router_force_load_balancing: true", m.moe_router_force_biased);
         const double worst = static_cast<double>(m.num_experts) / static_cast<double>(m.moe_router_topk);
         rule(m.moe_router_force_biased == 0 || m.moe_router_topk > m.num_experts ||
                  (m.moe_router_force_biased >= 1 && m.moe_router_force_biased <= worst),
              {"moe.moe_router_force_biased", "moe.num_experts", "moe.moe_router_topk"},
-             fmt::format("got {}, want 0 or a max/mean load in [1, num_experts / moe_router_topk = {}]",
-                         m.moe_router_force_biased, worst));
+             "got {}, want 0 or a max/mean load in [1, num_experts / moe_router_topk = {}]",
+             m.moe_router_force_biased, worst);
         rule(m.moe_aux_loss_coeff.size() == m.moe_router_load_balancing_type.size(),
              {"moe.moe_aux_loss_coeff", "moe.moe_router_load_balancing_type"},
-             fmt::format("got {} coefficients, want one for each of the {} in moe_router_load_balancing_type",
-                         m.moe_aux_loss_coeff.size(), m.moe_router_load_balancing_type.size()));
+             "got {} coefficients, want one for each of the {} in moe_router_load_balancing_type",
+             m.moe_aux_loss_coeff.size(), m.moe_router_load_balancing_type.size());
     }
 
     void check_groups() {
         const MoeSpec& m = c_.moe;
         rule((m.moe_router_num_groups > 0) == (m.moe_router_group_topk > 0),
              {"moe.moe_router_num_groups", "moe.moe_router_group_topk"},
-             fmt::format("got {} with moe_router_group_topk = {}, want both above 0 or both 0",
-                         m.moe_router_num_groups, m.moe_router_group_topk));
+             "got {} with moe_router_group_topk = {}, want both above 0 or both 0", m.moe_router_num_groups,
+             m.moe_router_group_topk);
         if (m.moe_router_num_groups == 0 || m.moe_router_group_topk == 0) return;
         divides(m.moe_router_num_groups, m.num_experts, {"moe.moe_router_num_groups", "moe.num_experts"});
         rule(m.moe_router_group_topk <= m.moe_router_num_groups,
              {"moe.moe_router_group_topk", "moe.moe_router_num_groups"},
-             fmt::format("got {}, want at most moe_router_num_groups = {}", m.moe_router_group_topk,
-                         m.moe_router_num_groups));
+             "got {}, want at most moe_router_num_groups = {}", m.moe_router_group_topk,
+             m.moe_router_num_groups);
         rule(m.moe_router_topk % m.moe_router_group_topk == 0,
              {"moe.moe_router_group_topk", "moe.moe_router_topk"},
-             fmt::format("got {}, want a divisor of moe_router_topk = {} (a group is scored by its best "
-                         "topk / group_topk experts)",
-                         m.moe_router_group_topk, m.moe_router_topk));
+             "got {}, want a divisor of moe_router_topk = {} (a group is scored by its best "
+             "topk / group_topk experts)",
+             m.moe_router_group_topk, m.moe_router_topk);
         const int64_t reachable = m.moe_router_group_topk * (m.num_experts / m.moe_router_num_groups);
         rule(m.moe_router_topk <= reachable,
              {"moe.moe_router_topk", "moe.moe_router_group_topk", "moe.moe_router_num_groups",
               "moe.num_experts"},
-             fmt::format("got {}, want at most {}: moe_router_group_topk = {} groups of {} experts",
-                         m.moe_router_topk, reachable, m.moe_router_group_topk,
-                         m.num_experts / m.moe_router_num_groups));
+             "got {}, want at most {}: moe_router_group_topk = {} groups of {} experts", m.moe_router_topk,
+             reachable, m.moe_router_group_topk, m.num_experts / m.moe_router_num_groups);
     }
 
     void check_precision() {
@@ -393,21 +386,19 @@ private:
             for (const Recipe recipe : field.recipes) known.push_back(recipe_name(recipe));
             rule(std::ranges::find(field.recipes, p.recipe) != field.recipes.end(),
                  {field.name().c_str(), "precision.recipe"},
-                 fmt::format("got {}, want {} with recipe {}: only {} knows this option", value,
-                             field.get(defaults), recipe_name(p.recipe), fmt::join(known, ", ")));
+                 "got {}, want {} with recipe {}: only {} knows this option", value, field.get(defaults),
+                 recipe_name(p.recipe), fmt::join(known, ", "));
         }
         const bool known = p.flow.empty() || base_of_flow(p.flow);
         rule(known, {"precision.flow"},
-             fmt::format("got {}, want the name of a flow that the library of --plugin registers{}", p.flow,
-                         registered_flows().empty()
-                             ? " (there is none: docs/usage/new_recipe.md)"
-                             : fmt::format(": {}", fmt::join(registered_flows(), ", "))));
+             "got {}, want the name of a flow that the library of --plugin registers{}", p.flow,
+             registered_flows().empty() ? " (there is none: docs/usage/new_recipe.md)"
+                                        : fmt::format(": {}", fmt::join(registered_flows(), ", ")));
         if (!known) return;
         const auto legal = make_flow(p, {})->row_alignments();
         rule(std::ranges::find(legal, c_.moe.moe_row_alignment) != legal.end(),
-             {"moe.moe_row_alignment", "precision.recipe"},
-             fmt::format("got {}, want {} with recipe {}", c_.moe.moe_row_alignment, fmt::join(legal, " or "),
-                         recipe_name(p)));
+             {"moe.moe_row_alignment", "precision.recipe"}, "got {}, want {} with recipe {}",
+             c_.moe.moe_row_alignment, fmt::join(legal, " or "), recipe_name(p));
     }
 
     void check_parallel() {
@@ -419,22 +410,21 @@ private:
         const int64_t world = *world_size_;
         const ParallelSpec& p = c_.parallel;
         rule(p.hosts == 0 || p.hosts * p.ranks_per_host == world, {"parallel.hosts"},
-             fmt::format("got {}x{}, want as many ranks as the job has, {}", p.hosts, p.ranks_per_host,
-                         world));
+             "got {}x{}, want as many ranks as the job has, {}", p.hosts, p.ranks_per_host, world);
         rule(p.moe_token_dispatcher_type != TokenDispatcher::hierarchical || p.hosts == 0 ||
                  p.ranks_per_host % ep == 0 || ep % p.ranks_per_host == 0,
              {"parallel.moe_token_dispatcher_type", "parallel.hosts", "parallel.expert_model_parallel_size"},
-             fmt::format("hierarchical with {}x{} hosts and expert_model_parallel_size {}, want ranks that "
-                         "share the experts inside a host, or on whole hosts",
-                         p.hosts, p.ranks_per_host, ep));
+             "hierarchical with {}x{} hosts and expert_model_parallel_size {}, want ranks that "
+             "share the experts inside a host, or on whole hosts",
+             p.hosts, p.ranks_per_host, ep);
         if (world % ep == 0) return;
         const auto legal = numbers_where(1, std::min(world, experts),
                                          [&](int64_t n) { return world % n == 0 && experts % n == 0; });
         rule(false, names,
-             fmt::format(
-                 "got {}, want a divisor of the world size {} (world = expert parallel x data parallel); "
-                 "nearest expert_model_parallel_size {}, or mpirun -n {}",
-                 ep, world, nearest_of(ep, legal), multiples_near(world, ep)));
+
+             "got {}, want a divisor of the world size {} (world = expert parallel x data parallel); "
+             "nearest expert_model_parallel_size {}, or mpirun -n {}",
+             ep, world, nearest_of(ep, legal), multiples_near(world, ep));
     }
 
     void check_training() {
@@ -442,58 +432,53 @@ private:
         const int64_t world = world_size_.value_or(1);
         const int64_t step = t.micro_batch_size * world;
         rule(t.global_batch_size % step == 0, {"training.global_batch_size", "training.micro_batch_size"},
-             fmt::format("got {}, want a multiple of micro_batch_size {} x world size {} = {}; nearest {}",
-                         t.global_batch_size, t.micro_batch_size, world, step,
-                         multiples_near(t.global_batch_size, step)));
+             "got {}, want a multiple of micro_batch_size {} x world size {} = {}; nearest {}",
+             t.global_batch_size, t.micro_batch_size, world, step, multiples_near(t.global_batch_size, step));
         constexpr int64_t kMostTokens = int64_t{1} << 62;
         const int64_t most_iters = kMostTokens / t.global_batch_size / c_.model.seq_length;
         const auto countable = [&](const char* key, int64_t iters) {
             rule(iters <= most_iters, {key, "training.global_batch_size", "model.seq_length"},
-                 fmt::format("got {}, want at most {}: with global_batch_size {} and seq_length {} they have "
-                             "more tokens than are counted",
-                             iters, most_iters, t.global_batch_size, c_.model.seq_length));
+                 "got {}, want at most {}: with global_batch_size {} and seq_length {} they have "
+                 "more tokens than are counted",
+                 iters, most_iters, t.global_batch_size, c_.model.seq_length);
         };
         countable("training.train_iters", t.train_iters);
         countable("training.eval_iters", t.eval_iters);
         rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
-             {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
+             {"training.min_lr", "training.lr"}, "got {}, want at most lr = {}", t.min_lr, t.lr);
         rule(t.lr_warmup_init <= t.lr, {"training.lr_warmup_init", "training.lr"},
-             fmt::format("got {}, want at most lr = {}", t.lr_warmup_init, t.lr));
+             "got {}, want at most lr = {}", t.lr_warmup_init, t.lr);
         const int64_t decay = (t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters) - t.lr_warmup_iters;
         rule(t.lr_decay_style != LrDecayStyle::wsd || t.lr_wsd_decay_iters <= decay,
              {"training.lr_wsd_decay_iters", "training.lr_decay_iters", "training.train_iters",
               "training.lr_warmup_iters"},
-             fmt::format("got {}, want at most {}, the steps after warm-up until lr_decay_iters",
-                         t.lr_wsd_decay_iters, decay));
+             "got {}, want at most {}, the steps after warm-up until lr_decay_iters", t.lr_wsd_decay_iters,
+             decay);
         rule(t.lr_decay_iters == 0 || t.lr_decay_iters >= t.lr_warmup_iters,
              {"training.lr_decay_iters", "training.lr_warmup_iters"},
-             fmt::format("got {}, want 0 or at least lr_warmup_iters = {}", t.lr_decay_iters,
-                         t.lr_warmup_iters));
+             "got {}, want 0 or at least lr_warmup_iters = {}", t.lr_decay_iters, t.lr_warmup_iters);
     }
 
     void check_data() {
         const DataSpec& d = c_.data;
         rule(d.data_kind != DataKind::text || c_.model.vocab_size >= kByteVocabulary,
-             {"model.vocab_size", "data.data_kind"},
-             fmt::format("got {}, want at least {} for data_kind: text", c_.model.vocab_size,
-                         kByteVocabulary));
+             {"model.vocab_size", "data.data_kind"}, "got {}, want at least {} for data_kind: text",
+             c_.model.vocab_size, kByteVocabulary);
         rule(d.data_kind != DataKind::synthetic || c_.model.vocab_size >= d.synthetic_vocab_size,
              {"model.vocab_size", "data.synthetic_vocab_size"},
-             fmt::format("got {}, want at least synthetic_vocab_size = {}", c_.model.vocab_size,
-                         d.synthetic_vocab_size));
+             "got {}, want at least synthetic_vocab_size = {}", c_.model.vocab_size, d.synthetic_vocab_size);
         check_synthetic_table();
         const std::string& events = c_.output.tensorboard_dir;
         rule(!events.starts_with('.') && events.find('/') == std::string::npos, {"output.tensorboard_dir"},
-             fmt::format("got {}, want the name of a folder below output.out", events));
+             "got {}, want the name of a folder below output.out", events);
         const bool cut_here = d.data_kind == DataKind::text || d.data_kind == DataKind::megatron;
         rule(c_.training.eval_iters == 0 || !cut_here || d.held_out_fraction > 0,
              {"data.held_out_fraction", "training.eval_iters"},
-             fmt::format("got 0, want more than 0 with eval_iters = {} (or eval_iters: 0)",
-                         c_.training.eval_iters));
+             "got 0, want more than 0 with eval_iters = {} (or eval_iters: 0)", c_.training.eval_iters);
         rule(c_.profile.profile_step_end > c_.profile.profile_step_start,
              {"profile.profile_step_end", "profile.profile_step_start"},
-             fmt::format("got {}, want more than profile_step_start = {}", c_.profile.profile_step_end,
-                         c_.profile.profile_step_start));
+             "got {}, want more than profile_step_start = {}", c_.profile.profile_step_end,
+             c_.profile.profile_step_start);
     }
 
     // The chain's table has one row for every context of k tokens.
@@ -505,9 +490,9 @@ private:
             entries *= static_cast<double>(d.synthetic_vocab_size);
         rule(d.data_kind != DataKind::synthetic || entries <= kMaxEntries,
              {"data.synthetic_order", "data.synthetic_vocab_size"},
-             fmt::format(
-                 "got {}, want synthetic_vocab_size^(synthetic_order + 1) at most {:.0f}; {} ^ {} = {:.3g}",
-                 d.synthetic_order, kMaxEntries, d.synthetic_vocab_size, d.synthetic_order + 1, entries));
+
+             "got {}, want synthetic_vocab_size^(synthetic_order + 1) at most {:.0f}; {} ^ {} = {:.3g}",
+             d.synthetic_order, kMaxEntries, d.synthetic_vocab_size, d.synthetic_order + 1, entries);
     }
 
     const Config& c_;

@@ -5,16 +5,22 @@
 
 #include "model/config/config.h"
 
+#include <fmt/format.h>
+
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fp8flow {
 
 class ConfigProblems {
 public:
-    void add(const std::string& where, const std::string& text);
+    template <class... Args>
+    void add(const std::string& where, fmt::format_string<Args...> text, Args&&... args) {
+        lines_.push_back(where + ": " + fmt::format(text, std::forward<Args>(args)...));
+    }
     // The named field has no usable value; rules that read it are skipped.
     void mark_bad(const std::string& name) { bad_.insert(name); }
     // It has the value of an imported model, which is rarely what is to be changed.

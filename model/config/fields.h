@@ -25,6 +25,8 @@ struct WrittenValue {
 struct Refusal {
     std::string want;  // "an integer in [1, 64]"
     std::string hint;  // "did you mean ...", or empty
+
+    std::string text() const { return hint.empty() ? want : want + "; " + hint; }
 };
 
 struct ConfigField {

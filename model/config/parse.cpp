@@ -74,8 +74,7 @@ public:
         const auto root = load(text, name);
         if (!root) return;
         if (!root->IsMap() || root->size() == 0) {
-            problems_.add(place(name, root->Mark()),
-                          fmt::format("got no settings, want sections {}", sections()));
+            problems_.add(place(name, root->Mark()), "got no settings, want sections {}", sections());
             return;
         }
         if (is_arguments(*root)) return read_arguments(*root, name);
@@ -89,8 +88,8 @@ public:
             if (!entry.first.IsScalar()) {
                 problems_.add(where, "got a key that is no text, want key: value");
             } else if (!seen.insert(entry.first.Scalar()).second) {
-                problems_.add(where, fmt::format("{}: got this section twice, want it once",
-                                                 printable(entry.first.Scalar())));
+                problems_.add(where, "{}: got this section twice, want it once",
+                              printable(entry.first.Scalar()));
             } else {
                 read_section(entry.first.Scalar(), entry.second, where, name);
             }
@@ -108,21 +107,17 @@ public:
         const std::string where = "--set";
         const size_t equals = text.find('=');
         if (equals == std::string::npos || equals == 0) {
-            problems_.add(where, fmt::format("got {}, want section.key=value", printable(text)));
+            problems_.add(where, "got {}, want section.key=value", printable(text));
             return;
         }
         const std::string name = text.substr(0, equals);
         const size_t dot = name.find('.');
-        const std::string key = dot == std::string::npos ? name : name.substr(dot + 1);
-        const ConfigField* field = find_leaf(key);
-        if (!field || (dot != std::string::npos && field->section != name.substr(0, dot))) {
-            const std::string section = dot == std::string::npos ? "" : name.substr(0, dot);
-            if (!take_without_setting(section, key, text.substr(equals + 1), where))
-                problems_.add(where, unknown_key(section, key));
-            return;
-        }
-        // Text is taken as it is, with blanks, # and quotes, unless it begins as YAML's quotes or a list do.
+        const std::string section = dot == std::string::npos ? "" : name.substr(0, dot),
+                          key = name.substr(dot + 1);
         std::string value = text.substr(equals + 1);
+        const ConfigField* field = dot == std::string::npos ? find_leaf(key) : find_field(section, key);
+        if (!field) return read_other(section, key, value, where, where);
+        // Text is taken as it is, with blanks, # and quotes, unless it begins as YAML's quotes or a list do.
         if (field->is_text && !value.empty() && value.find_first_of("\"'[") != 0)
             value = builders::quoted(value);
         if (const auto node = load(value, where + " " + field->name())) read_field(*field, *node, where);
@@ -137,7 +132,7 @@ private:
 
     std::optional<YAML::Node> load(std::string_view text, const std::string& name) {
         if (const std::string problem = no_text(text); !problem.empty()) {
-            problems_.add(name, problem);
+            problems_.add(name, "{}", problem);
             return std::nullopt;
         }
         // yaml-cpp takes a tab in front of nothing, or of a comment, for indentation.
@@ -152,8 +147,8 @@ private:
             problems_.add(name, "got several YAML documents, want one");
             return std::nullopt;
         } catch (const YAML::Exception& error) {
-            problems_.add(place(name, error.mark),
-                          fmt::format("got text that is no YAML ({}), want key: value", error.msg));
+            problems_.add(place(name, error.mark), "got text that is no YAML ({}), want key: value",
+                          error.msg);
             return std::nullopt;
         }
     }
@@ -190,8 +185,7 @@ private:
             const std::string key = argument_name(entry.first), where = place(name, entry.first.Mark()),
                               value = entry.second.IsScalar() ? entry.second.Scalar() : "";
             if (!seen.insert(key).second)
-                problems_.add(where,
-                              fmt::format("{}: got this argument twice, want it once", printable(key)));
+                problems_.add(where, "{}: got this argument twice, want it once", printable(key));
             const auto other = megatron_setting(key, value);
             const ConfigField* field = find_leaf(other ? other->key : key);
             // fp8_recipe comes before bf16
@@ -199,21 +193,21 @@ private:
             if (weaker || (other && other->key.empty())) continue;
             if (field)
                 read_field(*field, other ? YAML::Node(other->value) : entry.second, where);
-            else if (!take_without_setting("", key, value, where))
-                problems_.add(where, unknown_key("", key));
+            else
+                read_other("", key, value, where, where);
         }
     }
 
-    // Whether it is a key that holds no setting.
-    bool take_without_setting(const std::string& section, const std::string& key, const std::string& value,
-                              const std::string& where) {
+    // A key that the table does not have: one that holds no setting, or an unknown one.
+    void read_other(const std::string& section, const std::string& key, const std::string& value,
+                    const std::string& where, const std::string& key_place) {
         const auto known = key_without_setting(section, key, value);
-        if (!known) return false;
-        if (!known->ignored)
-            problems_.add(where, known->text);
+        if (!known)
+            problems_.add(key_place, "{}", unknown_key(section, key));
+        else if (!known->ignored)
+            problems_.add(where, "{}", known->text);
         else if (!known->text.empty())
             config_.warnings.push_back(fmt::format("{}: {}", where, known->text));
-        return true;
     }
 
     void read_section(const std::string& section, const YAML::Node& node, const std::string& where,
@@ -222,34 +216,29 @@ private:
         if (std::ranges::find(known, section) == known.end()) {
             const std::string nearest = nearest_name(section, known);
             if (nearest.empty() && (find_leaf(section) || !explain_unknown_key(section).empty())) {
-                problems_.add(where, unknown_key("", section));
+                problems_.add(where, "{}", unknown_key("", section));
             } else {
-                problems_.add(
-                    where, fmt::format("{}: got an unknown section, want one of {}{}", printable(section),
-                                       sections(),
-                                       nearest.empty() ? "" : fmt::format("; did you mean '{}'", nearest)));
+                problems_.add(where, "{}: got an unknown section, want one of {}{}", printable(section),
+                              sections(), nearest.empty() ? "" : fmt::format("; did you mean '{}'", nearest));
             }
             return;
         }
         if (node.IsNull()) return;
         if (!node.IsMap()) {
-            problems_.add(where,
-                          fmt::format("{}: got {}, want key: value lines below it", section, describe(node)));
+            problems_.add(where, "{}: got {}, want key: value lines below it", section, describe(node));
             return;
         }
         std::set<std::string> seen;
         for (const auto& entry : node) {
             const std::string key_place = place(name, entry.first.Mark());
             if (!entry.first.IsScalar()) {
-                problems_.add(key_place,
-                              fmt::format("{}: got a key that is no text, want key: value", section));
+                problems_.add(key_place, "{}: got a key that is no text, want key: value", section);
                 continue;
             }
             const std::string key = entry.first.Scalar();
             const ConfigField* field = find_field(section, key);
             if (!seen.insert(key).second) {
-                problems_.add(key_place, fmt::format("{}.{}: got this key twice, want it once", section,
-                                                     printable(key)));
+                problems_.add(key_place, "{}.{}: got this key twice, want it once", section, printable(key));
                 continue;
             }
             const bool has_place = !entry.second.Mark().is_null() && !entry.second.IsNull();
@@ -257,9 +246,9 @@ private:
             if (field && yields_ && imported_.contains(field->name())) continue;
             if (field)
                 read_field(*field, entry.second, value_place);
-            else if (!take_without_setting(section, key, entry.second.IsScalar() ? entry.second.Scalar() : "",
-                                           value_place))
-                problems_.add(key_place, unknown_key(section, key));
+            else
+                read_other(section, key, entry.second.IsScalar() ? entry.second.Scalar() : "", value_place,
+                           key_place);
         }
     }
 
@@ -281,8 +270,7 @@ private:
             refusal = Refusal{field.type, ""};
         }
         if (!refusal) return;
-        problems_.add(where, fmt::format("{}: got {}, want {}{}{}", field.name(), got, refusal->want,
-                                         refusal->hint.empty() ? "" : "; ", refusal->hint));
+        problems_.add(where, "{}: got {}, want {}", field.name(), got, refusal->text());
         problems_.mark_bad(field.name());
     }
 
@@ -342,8 +330,8 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
         if (!set_by_user(note.key)) config.warnings.push_back(note.text);
     resolve_config(config);
     if (const auto own = registered_flows(); own.size() > 1 && leaves_flow_open(config))
-        problems.add("--plugin", fmt::format("got {}, want one of them in --set precision.flow=NAME",
-                                             fmt::join(own, ", ")));
+        problems.add("--plugin", "got {}, want one of them in --set precision.flow=NAME",
+                     fmt::join(own, ", "));
     std::vector<std::string> changed;  // of the imported model
     bool in_file = false;
     for (const ConfigSetting& setting : first.settings) {
