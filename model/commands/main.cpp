@@ -97,7 +97,7 @@ void print_error(const std::string& message) {
     // A lost peer is the consequence of another rank's error: that rank reports first.
     const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
     std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
-    if (mpi.claim_report()) {
+    if (claim_report()) {
         if (code != 0) print_error(message);
     } else {
         std::this_thread::sleep_for(kForTheEnd);

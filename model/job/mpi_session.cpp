@@ -37,8 +37,6 @@ MpiSession::~MpiSession() {
     MPI_Finalize();
 }
 
-bool MpiSession::claim_report() { return fp8flow::claim_report(); }
-
 void MpiSession::abort(int exit_code) {
     note_failure();
     // A single process has no other rank to end, and MPI_Abort would print a long message.

@@ -17,9 +17,6 @@ public:
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    // True for the first caller among the ranks of this host, which then reports the error. The others wait
-    // for the reporting rank's abort().
-    bool claim_report();
     // Ends every rank of the job with this exit code; does not return.
     [[noreturn]] void abort(int exit_code);
 

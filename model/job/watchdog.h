@@ -49,7 +49,7 @@ public:
 void remove_watchdog_name();
 // Records fatal signals and then calls the earlier handlers. Call it after MPI_Init, which installs handlers.
 void note_fatal_signals();
-// True for the first caller among the ranks of this host, which then reports the error.
+// True for the first caller among the ranks of this host, which then reports the error and ends the others.
 bool claim_report();
 // This rank ends by its own error, so the watchdog does not report it as lost.
 void note_failure();
