@@ -55,9 +55,9 @@ RankRecord lone_rank;
 
 // Static, because handlers of fatal signals need them. A process without a Watchdog uses private memory.
 HostRecord* host = &lone_host;
-RankRecord* ranks = &lone_rank;
 RankRecord* own = &lone_rank;
-int num_ranks = 1, job_size = 1;
+std::span<RankRecord> ranks(&lone_rank, 1);
+int job_size = 1;
 char segment[64] = "";
 std::atomic<int64_t> deadline{0};
 std::atomic<const char*> deadline_name{"--start-deadline"};
@@ -146,8 +146,8 @@ bool is_left_over(const HostRecord& notes, std::span<const RankRecord> all, int 
 
 int64_t newest_of_host() {
     int64_t newest = 0;
-    for (int r = 0; r < num_ranks; ++r)
-        newest = std::max(newest, ranks[r].progress.load(std::memory_order_relaxed));
+    for (const RankRecord& rank : ranks)
+        newest = std::max(newest, rank.progress.load(std::memory_order_relaxed));
     return newest;
 }
 
@@ -171,15 +171,14 @@ bool attach_to(int file, const Watchdog::Job& job) {
         memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) return true;
     auto* const notes = static_cast<HostRecord*>(memory);
-    auto* const all = reinterpret_cast<RankRecord*>(notes + 1);
-    if (is_left_over(*notes, {all, count}, job.rank_on_host)) {
+    const std::span all(reinterpret_cast<RankRecord*>(notes + 1), count);
+    if (is_left_over(*notes, all, job.rank_on_host)) {
         ::munmap(memory, bytes);
         return ::shm_unlink(segment) != 0;
     }
     host = notes;
     ranks = all;
-    num_ranks = job.ranks_on_host;
-    own = ranks + job.rank_on_host;
+    own = &ranks[static_cast<size_t>(job.rank_on_host)];
     note_start(job.rank);
     return true;
 }
@@ -205,14 +204,13 @@ void attach(const Watchdog::Job& job) {
 void remove_name_after_report() {
     const auto starts = [](const RankRecord& notes) { return notes.state == State::not_started; };
     const int64_t end = now() + kForLateRanks;
-    while (segment[0] != 0 && std::any_of(ranks, ranks + num_ranks, starts) && now() < end)
-        ::poll(nullptr, 0, 10);
+    while (segment[0] != 0 && std::ranges::any_of(ranks, starts) && now() < end) ::poll(nullptr, 0, 10);
     remove_watchdog_name();
 }
 
 class Thread {
 public:
-    Thread() : stopped_since_(static_cast<size_t>(num_ranks)), thread_([this] { run(); }) {}
+    Thread() : stopped_since_(ranks.size()), thread_([this] { run(); }) {}
     ~Thread() {
         ends_ = true;
         ::pthread_kill(thread_.native_handle(), kStopSignals[0]);
@@ -255,19 +253,18 @@ private:
     }
 
     void look_for_gone() {
-        for (int r = 0; r < num_ranks; ++r) {
-            if (is_lost(ranks[r])) report(described_as_gone(ranks[r]));
-        }
+        for (const RankRecord& notes : ranks)
+            if (is_lost(notes)) report(described_as_gone(notes));
     }
 
     // Stopped ranks first, then a rank that never started, then one without progress while another waits.
     void look_for_silent(int64_t limit) {
         const RankRecord *stopped = nullptr, *silent = nullptr;
         bool some_wait = false;
-        for (int r = 0; r < num_ranks; ++r) {
+        for (size_t r = 0; r < ranks.size(); ++r) {
             const RankRecord& notes = ranks[r];
             if (notes.state != State::running) continue;
-            int64_t& since = stopped_since_[static_cast<size_t>(r)];
+            int64_t& since = stopped_since_[r];
             const char state = process_state(notes.pid);
             since = state != 'T' && state != 't' ? 0 : since == 0 ? looked_ : since;
             if (since > 0 && looked_ - std::max(since, counts_from_) > limit) stopped = &notes;
@@ -283,7 +280,7 @@ private:
         if (silence(*own) <= limit) return;
         const Stage stage = own->stage;
         if (stage == Stage::mpi_init) {
-            for (int r = 0; r < num_ranks; ++r)
+            for (size_t r = 0; r < ranks.size(); ++r)
                 if (ranks[r].state == State::not_started)
                     give_up(fmt::format("no answer from the rank with number {} of this host: it has not "
                                         "reached main",
@@ -378,7 +375,7 @@ bool is_one_of_several() { return job_size > 1; }
 
 bool is_ended_by_launcher(int sender) {
     const Stage stage = own->stage;
-    if (num_ranks > 1 && (host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_lost))) return true;
+    if (ranks.size() > 1 && (host->reported != 0 || std::ranges::any_of(ranks, is_lost))) return true;
     return is_one_of_several() &&
            (stage == Stage::mpi_finalize || (stage <= Stage::mpi_init && sender == ::getppid()));
 }
@@ -393,14 +390,14 @@ void note_failure() { own->state = State::ended; }
 
 void end_terminated() {
     note_failure();
-    const RankRecord* const end = ranks + num_ranks;
-    const RankRecord* const gone = std::find_if<const RankRecord*>(ranks, end, is_lost);
+    const auto gone = std::ranges::find_if(ranks, is_lost);
     // The first rank that exits with a status other than 0 ends the others; it has reported the reason.
-    const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
+    const bool leaving = own->stage == Stage::mpi_finalize && gone == ranks.end();
     if (!leaving && claim_report())
-        print_report(gone != end ? described_as_gone(*gone)
-                                 : "ended by the launcher: the job was cancelled, or another rank was lost "
-                                   "before it started or on another host");
+        print_report(gone != ranks.end()
+                         ? described_as_gone(*gone)
+                         : "ended by the launcher: the job was cancelled, or another rank was lost "
+                           "before it started or on another host");
     remove_name_after_report();
     ::_exit(static_cast<int>(ExitCode::peer));
 }
