@@ -174,7 +174,7 @@ int run_bench(const Options& all, ProcessGroup& world) {
         return 0;
     }
     std::vector<Row> rows;
-    EtaEstimator eta(static_cast<int64_t>(items.size()));
+    EtaEstimator eta(std::ssize(items));
     for (size_t i = 0; i < items.size(); ++i) {
         const double start = clock_seconds();
         if (prints && items.size() > 1 && all.terminal.detail != Terminal::Detail::quiet) {

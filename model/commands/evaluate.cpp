@@ -58,7 +58,7 @@ public:
         for (int64_t begin = chunk.first, next = 0; begin < end; begin = next) {
             next = std::min(end, (begin / seq + 1) * seq);
             const int64_t sample = first_sample + begin / seq;
-            if (sample >= static_cast<int64_t>(sums_.size())) return;
+            if (sample >= std::ssize(sums_)) return;
             data_.sample(Split::held_out, sample, tokens_);
             Sums& sums = sums_[static_cast<size_t>(sample)];
             if (begin % seq == 0) sums = {};
@@ -84,7 +84,7 @@ public:
             all[1] += sums.right;
         }
         world.all_reduce_sum(std::span<double>(all));
-        Result result{.source = source, .windows = static_cast<int64_t>(sums_.size())};
+        Result result{.source = source, .windows = std::ssize(sums_)};
         result.tokens = result.windows * data_.seq_length();
         result.nats = all[0] / static_cast<double>(result.tokens);
         result.accuracy = all[1] / static_cast<double>(result.tokens);

@@ -21,7 +21,7 @@ public:
         : tokens_(std::move(tokens)), vocab_size_(vocab_size), seq_length_(seq_length) {}
 
     void add(int32_t token) { tokens_.push_back(token); }
-    int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
+    int64_t size() const { return std::ssize(tokens_); }
 
     int64_t vocab_size() const override { return vocab_size_; }
     int64_t seq_length() const override { return seq_length_; }
@@ -92,7 +92,7 @@ int run_generate(const Options& all, ProcessGroup& world) {
     TrainedModel model(all, world);
     const std::vector<int32_t> tokens = prompt_of(options, model.config());
     const int64_t trained_length = model.config().model.seq_length;
-    const int64_t most = static_cast<int64_t>(tokens.size()) + options.max_tokens;
+    const int64_t most = std::ssize(tokens) + options.max_tokens;
     adapt(model.config(), most);
     check_config(model.config());
     const auto prompt =

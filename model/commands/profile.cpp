@@ -36,7 +36,7 @@ public:
           joined_(predict::decide_joined(config_, backend_, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           plugins_(options.plugins),
-          steps_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
+          steps_(profiled_steps(config_.profile) * std::ssize(arms_)),
           eta_(steps_),
           quiet_(options.terminal.detail == Terminal::Detail::quiet),
           log_(world.rank(), {.detail = Terminal::Detail::quiet}) {
@@ -138,7 +138,7 @@ private:
         const std::string own = chrome_trace(profile_.arms, world_.rank());
         const auto ranks = static_cast<size_t>(world_.size());
         std::vector<int64_t> sizes(ranks);
-        const int64_t size = static_cast<int64_t>(own.size());
+        const int64_t size = std::ssize(own);
         world_.all_gather(&size, sizeof size, sizes.data());
         std::vector<ProcessGroup::Part> sent(ranks), received(ranks);
         sent[0] = {0, own.size()};

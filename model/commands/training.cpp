@@ -260,7 +260,7 @@ void Training::refuse_newer_checkpoints(int64_t steps_done) {
         require(newest <= steps_done, ExitCode::checkpoint,
                 "{} holds {} of an earlier run, up to iteration {}, and this one begins at {}: go on with "
                 "--resume auto, or choose another --out, or remove them",
-                checkpoints_, counted(static_cast<int64_t>(steps.size()), "checkpoint"), newest, steps_done);
+                checkpoints_, counted(std::ssize(steps), "checkpoint"), newest, steps_done);
     });
 }
 

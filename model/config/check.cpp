@@ -304,9 +304,8 @@ private:
 
     void check_model() {
         const ModelSpec& m = c_.model;
-        rule(static_cast<int64_t>(m.moe_layer_freq.size()) == m.num_layers,
-             {"model.moe_layer_freq", "model.num_layers"}, "got {} entries, want num_layers = {}",
-             m.moe_layer_freq.size(), m.num_layers);
+        rule(std::ssize(m.moe_layer_freq) == m.num_layers, {"model.moe_layer_freq", "model.num_layers"},
+             "got {} entries, want num_layers = {}", m.moe_layer_freq.size(), m.num_layers);
         if (m.attention && !m.multi_latent_attention) {
             divides(m.num_query_groups, m.num_attention_heads,
                     {"model.num_query_groups", "model.num_attention_heads"});

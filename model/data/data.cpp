@@ -37,8 +37,8 @@ int64_t WindowedSource::samples_per_epoch(Split split) const {
 }
 
 void WindowedSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
-    FP8FLOW_CHECK(static_cast<int64_t>(tokens.size()) == seq_length_ + 1, "{} tokens for seq_length {}",
-                  tokens.size(), seq_length_);
+    FP8FLOW_CHECK(std::ssize(tokens) == seq_length_ + 1, "{} tokens for seq_length {}", tokens.size(),
+                  seq_length_);
     FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
     const int64_t windows = samples_per_epoch(split);
     require(windows > 0, ExitCode::data, "the data has no {} part: {}", name_of(split), description());

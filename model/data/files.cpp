@@ -183,7 +183,7 @@ DataFiles list_data_files(const std::vector<std::string>& entries,
 std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit) {
     const InputFile file(path, ExitCode::data);
     std::vector<uint8_t> bytes(static_cast<size_t>(std::min(limit, file.size())));
-    file.read(0, bytes.data(), static_cast<int64_t>(bytes.size()));
+    file.read(0, bytes.data(), std::ssize(bytes));
     return bytes;
 }
 

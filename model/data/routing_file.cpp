@@ -47,7 +47,7 @@ GivenRouting::GivenRouting(const std::string& path, const RoutingShape& shape) :
     const TensorEntry* recorded = file_.find(kRecorded);
     if (recorded == nullptr || shape.data == 0) return;
     require_same("data", checksum_text(shape.data));
-    const int64_t tokens = static_cast<int64_t>(ids_[0].size()) / 2 / shape.topk;
+    const int64_t tokens = std::ssize(ids_[0]) / 2 / shape.topk;
     require(recorded->numel() * shape.seq_length == tokens, ExitCode::data,
             "{}: has {} samples of {} tokens, this run has model.seq_length {}", path, recorded->numel(),
             tokens / std::max<int64_t>(1, recorded->numel()), shape.seq_length);
@@ -103,7 +103,7 @@ void RecordedRouting::make_file(const std::string& header, int64_t bytes, bool c
         require(continues, ExitCode::output, "{}: exists; remove it, or record to another file", path_);
         const InputFile file(path_, ExitCode::output);
         std::string there(std::min(header.size(), static_cast<size_t>(file.size())), '\0');
-        file.read(0, there.data(), static_cast<int64_t>(there.size()));
+        file.read(0, there.data(), std::ssize(there));
         require(
             there == header && file.size() == bytes, ExitCode::output,
             "{}: was recorded by a run of other tokens, layers, experts or recipe than this one; remove it, "

@@ -146,8 +146,8 @@ void SyntheticSource::compute_entropies() {
 }
 
 void SyntheticSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
-    FP8FLOW_CHECK(static_cast<int64_t>(tokens.size()) == options_.seq_length + 1,
-                  "{} tokens for seq_length {}", tokens.size(), options_.seq_length);
+    FP8FLOW_CHECK(std::ssize(tokens) == options_.seq_length + 1, "{} tokens for seq_length {}", tokens.size(),
+                  options_.seq_length);
     FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
     const int64_t vocab = options_.vocab_size;
     const int64_t tail = contexts_ / vocab;

@@ -72,11 +72,11 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
             leave_out(file, copies_, "it is a copy of another");
             continue;
         }
-        if (static_cast<int64_t>(bytes.size()) > left) {
+        if (std::ssize(bytes) > left) {
             bytes.resize(static_cast<size_t>(left));
             cut_ = true;
         }
-        left -= static_cast<int64_t>(bytes.size());
+        left -= std::ssize(bytes);
         fingerprint_ = mix64(fingerprint_, path_hash(file.relative), content);
         documents.push_back({file.relative, std::move(bytes), content});
     }
@@ -145,7 +145,7 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
 void TextSource::append(Split split, Document document) {
     Part& part = parts_[static_cast<size_t>(split)];
     part.stream.insert(part.stream.end(), document.bytes.begin(), document.bytes.end());
-    part.ends.push_back(static_cast<int64_t>(part.stream.size()));
+    part.ends.push_back(std::ssize(part.stream));
     part.stream.push_back(0);
     part.files.push_back(std::move(document.relative));
     part.pieces.push_back({document.content, document.begin, document.begin + std::ssize(document.bytes)});
@@ -162,7 +162,7 @@ int64_t TextSource::num_tokens(Split split) const { return static_cast<int64_t>(
 
 void TextSource::read(Split split, int64_t first, std::span<int32_t> tokens) const {
     const Part& source = part(split);
-    const int64_t end = first + static_cast<int64_t>(tokens.size());
+    const int64_t end = first + std::ssize(tokens);
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = source.stream[static_cast<size_t>(first) + i];
     for (auto at = std::ranges::lower_bound(source.ends, first); at != source.ends.end() && *at < end; ++at)
         tokens[static_cast<size_t>(*at - first)] = kEndOfDocument;

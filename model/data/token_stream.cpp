@@ -24,8 +24,7 @@ void read_ids(const TokenFile& file, const TokenRun& run, int64_t first, std::sp
               int64_t vocab_size) {
     std::vector<Id> ids(out.size());
     const auto width = static_cast<int64_t>(sizeof(Id));
-    file.read(run.begin + (run.skipped + first) * width, ids.data(),
-              static_cast<int64_t>(ids.size()) * width);
+    file.read(run.begin + (run.skipped + first) * width, ids.data(), std::ssize(ids) * width);
     for (size_t i = 0; i < ids.size(); ++i) {
         const auto id = static_cast<int64_t>(ids[i]);
         require(id >= 0 && id < vocab_size, ExitCode::data, "{}: token {} is {}, the vocabulary has {} ids",
@@ -70,14 +69,13 @@ void TokenStream::add(TokenRun run) {
 }
 
 void TokenStream::read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const {
-    FP8FLOW_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= tokens_, "tokens {} to {} of {}",
-                  first, first + static_cast<int64_t>(out.size()), tokens_);
+    FP8FLOW_CHECK(first >= 0 && first + std::ssize(out) <= tokens_, "tokens {} to {} of {}", first,
+                  first + std::ssize(out), tokens_);
     if (out.empty()) return;
     auto at = std::ranges::upper_bound(runs_, first, {}, &Placed::first) - 1;
     while (!out.empty()) {  // the range may span files
         const int64_t inside = first - at->first;
-        const auto count =
-            static_cast<size_t>(std::min<int64_t>(at->run.tokens - inside, static_cast<int64_t>(out.size())));
+        const auto count = static_cast<size_t>(std::min<int64_t>(at->run.tokens - inside, std::ssize(out)));
         read_run(at->run, inside, out.first(count), vocab_size);
         out = out.subspan(count);
         first += static_cast<int64_t>(count);

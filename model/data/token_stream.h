@@ -38,7 +38,7 @@ class TokenStream {
 public:
     void add(TokenRun run);
     int64_t tokens() const { return tokens_; }
-    int64_t num_runs() const { return static_cast<int64_t>(runs_.size()); }
+    int64_t num_runs() const { return std::ssize(runs_); }
 
     // Copies tokens [first, first + out.size()), which are inside. Throws Error(data) with file, position and
     // id where one is not in [0, vocab_size).

@@ -172,7 +172,7 @@ private:
             if (const int64_t group = group_of(token[k]);
                 token[k] != from && std::ranges::find(groups, group) == groups.end())
                 groups.push_back(group);
-        return static_cast<int64_t>(groups.size()) <= r_.group_topk;
+        return std::ssize(groups) <= r_.group_topk;
     }
 
     ForcedRouting r_;

@@ -179,11 +179,11 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     for (int i = 0; i < (pair_ ? 2 : 1); ++i)
         memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots, batches));
     if (!config.data.routing_path.empty() || !config.output.record_routing.empty())
-        routing_ = std::make_unique<StepRouting>(
-            device, config, data_->fingerprint(),
-            StepRouting::Sizes{.samples = batcher_.samples(0, 0, 0).count,
-                               .slots = batches,
-                               .buffers = static_cast<int64_t>(memory_.size())});
+        routing_ =
+            std::make_unique<StepRouting>(device, config, data_->fingerprint(),
+                                          StepRouting::Sizes{.samples = batcher_.samples(0, 0, 0).count,
+                                                             .slots = batches,
+                                                             .buffers = std::ssize(memory_)});
     for (auto& record : records_)
         record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
                                               transformer_->router_losses());
@@ -354,7 +354,7 @@ std::optional<StepResult> Trainer::step() {
     flight.loss_limit = limits_.loss_of(flight.step);
     flight.launched = clock_seconds();
     launch(flight);
-    if (static_cast<int64_t>(flights_.size()) < kStepsInFlight) return std::nullopt;
+    if (std::ssize(flights_) < kStepsInFlight) return std::nullopt;
     return take_result();
 }
 

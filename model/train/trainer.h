@@ -121,7 +121,7 @@ public:
     // Step n trains on batch n + this. Nothing is in flight.
     void set_first_batch(int64_t batch) { first_batch_ = batch; }
     int64_t first_batch() const { return first_batch_; }
-    int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
+    int64_t steps_done() const { return next_step_ - std::ssize(flights_); }
     int64_t steps_applied() const { return steps_done() - skipped_; }
 
     // `asked`: whether the run should stop, called once per step. The answers are reduced with the loss, so

@@ -222,7 +222,7 @@ Difference over_seeds(const Losses& arm, const Losses& base, const PooledVarianc
     const std::vector<double> pairs = differences(arm, base);
     Difference result;
     const auto count = static_cast<double>(pairs.size());
-    result.pairs = static_cast<int64_t>(pairs.size());
+    result.pairs = std::ssize(pairs);
     if (pairs.empty()) return result;
     result.mean = mean_of(pairs);
     if (pairs.size() < 2) return result;
