@@ -182,7 +182,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
     return index;
 }
 
-MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(options) {
+MegatronSource::MegatronSource(const FileOptions& options) : StreamSource(options) {
     std::vector<std::string> entries;
     for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
     const DataFiles list = list_data_files(entries, {".idx", ".bin"});

@@ -56,7 +56,7 @@ TokenRun open_header(const std::string& path) {
 
 }  // namespace
 
-ShardSource::ShardSource(const TokenOptions& options) : StreamSource(options) {
+ShardSource::ShardSource(const FileOptions& options) : StreamSource(options) {
     std::string first_path;
     int64_t width = 0;
     const DataFiles list = list_data_files(options.data_path, {".bin"});

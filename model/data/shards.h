@@ -14,7 +14,7 @@ namespace fp8flow::data {
 class ShardSource final : public StreamSource {
 public:
     // Checks every header and file size. Throws ExitCode::data naming the file and the numbers.
-    explicit ShardSource(const TokenOptions& options);
+    explicit ShardSource(const FileOptions& options);
 
     std::string description() const override;
 };

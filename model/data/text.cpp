@@ -31,7 +31,7 @@ bool is_held_out(const std::string& relative_path, double held_out_fraction) {
     return unit_interval(path_hash(relative_path)) < held_out_fraction;
 }
 
-TextSource::TextSource(const TextOptions& options)
+TextSource::TextSource(const FileOptions& options)
     : WindowedSource(options.seq_length, options.seed),
       where_(fmt::format("{}", fmt::join(options.data_path, ", "))) {
     FP8FLOW_CHECK(options.held_out_fraction >= 0 && options.held_out_fraction < 1 && options.max_bytes > 0,
@@ -41,7 +41,7 @@ TextSource::TextSource(const TextOptions& options)
     if (options.held_out_fraction > 0.0) require_one_window(Split::held_out, where_);
 }
 
-std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
+std::vector<TextSource::Document> TextSource::load(const FileOptions& options) {
     const auto [files, warnings] = list_data_files(options.data_path, options.extensions);
     warnings_ = warnings;
     std::vector<Document> documents;

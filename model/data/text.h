@@ -23,19 +23,6 @@ inline constexpr const char* kTextIsBytes =
     "--tokenizer-type HuggingFaceTokenizer --tokenizer-model MODEL, and read it with data.data_kind: "
     "megatron";
 
-struct TextOptions {
-    std::vector<std::string> data_path = {};  // files, folders, globs: files.h
-    // Kept inside folders; empty: all; "": names without an extension.
-    std::vector<std::string> extensions = {};
-    // Text is kept in memory, in every rank; files are taken in the order of their relative path until this
-    // many bytes.
-    int64_t max_bytes = int64_t{1} << 30;
-    // Share of files (or, of a single file, of its bytes) that is held out; 0: no held-out part.
-    double held_out_fraction = 0.1;
-    int64_t seq_length = 256;
-    uint64_t seed = 1;
-};
-
 // Where a file goes if the data has many: a pure function of its relative path.
 bool is_held_out(const std::string& relative_path, double held_out_fraction);
 
@@ -45,7 +32,7 @@ public:
     // byte-wise copies of an earlier file are left out: a copy could otherwise lie in both parts. If the hash
     // leaves a part empty, the file nearest to the threshold changes sides; a single file is cut at a line
     // end instead. Throws ExitCode::data with path and numbers.
-    explicit TextSource(const TextOptions& options);
+    explicit TextSource(const FileOptions& options);
 
     int64_t vocab_size() const override { return kByteVocabulary; }
     int64_t num_tokens(Split split) const override;
@@ -76,7 +63,7 @@ private:
         std::vector<Piece> pieces;
     };
 
-    std::vector<Document> load(const TextOptions& options);
+    std::vector<Document> load(const FileOptions& options);
     // Counts a file that is not read, and warns if the user named it.
     void leave_out(const DataFile& file, int64_t& count, const char* reason);
     void split(std::vector<Document> documents, double held_out_fraction);

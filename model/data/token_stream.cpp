@@ -118,7 +118,7 @@ void TokenStream::check_all(int64_t vocab_size) const {
     }
 }
 
-StreamSource::StreamSource(const TokenOptions& options)
+StreamSource::StreamSource(const FileOptions& options)
     : WindowedSource(options.seq_length, options.seed),
       vocab_size_(options.vocab_size),
       check_at_start_bytes_(options.check_at_start_bytes),

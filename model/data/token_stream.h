@@ -5,6 +5,7 @@
 #pragma once
 
 #include "model/data/data.h"
+#include "model/data/files.h"
 #include "model/safetensors/input.h"
 
 #include <array>
@@ -59,16 +60,6 @@ private:
     int64_t tokens_ = 0;
 };
 
-struct TokenOptions {
-    std::vector<std::string> data_path = {};  // files, folders, globs
-    double held_out_fraction = 0.1;           // where the format does not define it
-    int64_t vocab_size = 50257;
-    int64_t seq_length = 256;
-    uint64_t seed = 1;
-    // Parts of up to this many bytes are checked whole at the start; larger ones when a sample is read.
-    int64_t check_at_start_bytes = int64_t{64} << 20;
-};
-
 // Tokens of files as a source; a reader of a format adds their runs and ends with check().
 class StreamSource : public WindowedSource {
 public:
@@ -79,7 +70,7 @@ public:
     uint64_t fingerprint_without_content() const final { return fingerprint_; }
 
 protected:
-    explicit StreamSource(const TokenOptions& options);
+    explicit StreamSource(const FileOptions& options);
 
     void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
     const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }

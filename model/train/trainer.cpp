@@ -73,24 +73,19 @@ std::shared_ptr<const TokenSource> make_blend(const Config& config, const std::v
 std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const DataSpec& d = config.data;
     if (const auto blend = blend_of(d.data_path); !blend.empty()) return make_blend(config, blend);
-    const int64_t seq = config.model.seq_length;
-    const uint64_t seed = config.training.seed;
-    const TokenOptions tokens{.data_path = d.data_path,
-                              .held_out_fraction = d.held_out_fraction,
-                              .vocab_size = config.model.vocab_size,
-                              .seq_length = seq,
-                              .seed = seed};
+    const FileOptions files{.data_path = d.data_path,
+                            .extensions = d.file_extensions,
+                            .max_bytes = d.max_bytes,
+                            .held_out_fraction = d.held_out_fraction,
+                            .vocab_size = config.model.vocab_size,
+                            .seq_length = config.model.seq_length,
+                            .seed = config.training.seed};
     switch (d.data_kind) {
         case DataKind::text:
             require(config.imported.empty() || config.model.vocab_size == kByteVocabulary, ExitCode::usage,
                     "data.data_kind: got text for {} with model.vocab_size {}, want {} with it: {}",
                     config.imported, config.model.vocab_size, kByteVocabulary, kTextIsBytes);
-            return std::make_shared<TextSource>(TextOptions{.data_path = d.data_path,
-                                                            .extensions = d.file_extensions,
-                                                            .max_bytes = d.max_bytes,
-                                                            .held_out_fraction = d.held_out_fraction,
-                                                            .seq_length = seq,
-                                                            .seed = seed});
+            return std::make_shared<TextSource>(files);
         case DataKind::synthetic:
             return std::make_shared<SyntheticSource>(
                 SyntheticOptions{.vocab_size = d.synthetic_vocab_size,
@@ -98,10 +93,10 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
                                  .zipf_exponent = d.synthetic_zipf_exponent,
                                  .successors = d.synthetic_successors,
                                  .noise = d.synthetic_noise,
-                                 .seq_length = seq,
+                                 .seq_length = config.model.seq_length,
                                  .seed = d.synthetic_seed});
-        case DataKind::shards: return std::make_shared<ShardSource>(tokens);
-        case DataKind::megatron: return std::make_shared<MegatronSource>(tokens);
+        case DataKind::shards: return std::make_shared<ShardSource>(files);
+        case DataKind::megatron: return std::make_shared<MegatronSource>(files);
     }
     fail(ExitCode::internal, "unknown data kind {}", static_cast<int>(d.data_kind));
 }

@@ -98,7 +98,7 @@ TEST(Blend, WarnsOfTextThatOneDataSetHoldsOutAndAnotherTrainsOn) {
         folder.write(fmt::format("sub/f{}.txt", i), std::string(100 + static_cast<size_t>(i), 'x'));
     const auto text = [&](const std::string& name) {
         return std::make_shared<TextSource>(
-            TextOptions{.data_path = {folder.path(name)}, .held_out_fraction = 0.3, .seq_length = 16});
+            FileOptions{.data_path = {folder.path(name)}, .held_out_fraction = 0.3, .seq_length = 16});
     };
     const auto warnings = [](const std::vector<std::shared_ptr<TextSource>>& sources) {
         std::vector<BlendedSource::Part> parts;

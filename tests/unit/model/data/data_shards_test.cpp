@@ -55,7 +55,7 @@ std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t i
     return tokens;
 }
 
-TokenOptions options_of(const std::string& path, int64_t vocab = 1000) {
+FileOptions options_of(const std::string& path, int64_t vocab = 1000) {
     return {.data_path = {path}, .vocab_size = vocab, .seq_length = 8};
 }
 
@@ -308,7 +308,7 @@ TEST(Shards, LargePartsAreCheckedWhenRead) {
     folder.write("x_val_0.bin", shard16(ids));
     ids[20] = 5000;
     const std::string path = folder.write("x_train_0.bin", shard16(ids));
-    TokenOptions options = options_of(folder.path("x_*.bin"));
+    FileOptions options = options_of(folder.path("x_*.bin"));
     options.check_at_start_bytes = 0;
     const ShardSource source(options);
     std::vector<int32_t> tokens(9);

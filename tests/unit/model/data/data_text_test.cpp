@@ -350,7 +350,7 @@ TEST(Text, SaysWhatIsWrongWithPathAndNumbers) {
     folder.write("mixed/a.txt", std::string(1000, 'a'));
     folder.write("mixed/b.txt", std::string(10, 'b'));
     std::filesystem::create_directories(folder.path("empty"));
-    const auto make = [](TextOptions options) { return [options] { TextSource source(options); }; };
+    const auto make = [](FileOptions options) { return [options] { TextSource source(options); }; };
     expect_contains(
         error_of(ExitCode::data, make({.data_path = {folder.path("bin")}})),
         folder.path("bin") +
@@ -397,8 +397,8 @@ TEST(Text, IsRefusedWithTheVocabularyOfAnImportedModel) {
 TEST(Text, SamplesAreEqualInTwoProcessesAndChangeWithTheSeed) {
     const TemporaryFolder folder;
     write_labelled_files(folder, 30);
-    const TextOptions options{.data_path = {folder.path("corpus")}, .seq_length = 33, .seed = 1};
-    TextOptions other = options;
+    const FileOptions options{.data_path = {folder.path("corpus")}, .seq_length = 33, .seed = 1};
+    FileOptions other = options;
     other.seed = 2;
     const TextSource a(options), b(options), c(other);
     EXPECT_EQ(a.fingerprint(), b.fingerprint());
