@@ -4,7 +4,6 @@
 #include "kernels/host_memory.h"
 #include "model/commands/commands.h"
 #include "model/job/host_cores.h"
-#include "model/job/machine_checks.h"
 #include "model/job/mpi_session.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"

@@ -9,7 +9,6 @@
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/reference/host_device.h"
 #include "kernels/reference/reference_ops.h"
-#include "model/job/machine_checks.h"
 
 #include <unistd.h>
 

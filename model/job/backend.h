@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fp8flow {
 
@@ -46,6 +47,12 @@ struct MachineFacts {
     int64_t host_cores = 0;  // online, whoever may use them
 };
 MachineFacts machine_facts(const BackendChoice& choice);
+// What runs need of a machine, and the command or setting that brings what is missing; empty: nothing is.
+struct MachineCheck {
+    std::string what, text, fix = {};
+};
+// For `doctor`: the GPUs, how they reach each other, and their libraries.
+std::vector<MachineCheck> check_gpus();
 // What this rank's device has used so far; nothing on the host, or where the device does not count.
 std::optional<double> energy_joules(const BackendChoice& choice);
 
