@@ -20,8 +20,13 @@ public:
         float loss_limit = 0, grad_norm_limit = 0;  // op::ClipFactor; the first of the square root of the sum
         std::array<float, 2> sums = {0, 0};         // before the first micro-batch
     };
+    static_assert(sizeof(Values) % sizeof(int64_t) == 0);
 
-    StepInputs(Device& device, int64_t num_slots);
+    StepInputs(Device& device, int64_t num_slots)
+        : device_(device),
+          memory_(device, "inputs of a step"),
+          words_(memory_.tensor(DType::i64, {sizeof(Values) / sizeof(int64_t)}, "step")),
+          slots_(device, at(num_slots)) {}
     // Writes into page-locked memory; the last load of the slot must have completed.
     void write(int64_t slot, const Values& values) { *slots_.at<Values>(at(slot)) = values; }
     void load(int64_t slot, Stream stream) {
