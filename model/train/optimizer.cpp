@@ -136,15 +136,17 @@ void Optimizer::sum_squares_by_expert(Context& ctx, ParameterStore& store) {
     ctx.ops.sum({.values = squares_of_experts_, .sum = expert_squares_}, ctx.launch);
 }
 
-void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
-    auto timed = ctx.part("gradient reduction");
-    store.reduce_gradients(ctx.exchange, ctx.rounding.replica, 0, store.all().size(), ctx.launch);
-}
-
 void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
-    if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
+    const size_t all = store.all().size();
+    if (!ctx.reduces_gradients) {
+        auto timed = ctx.part("gradient reduction");
+        store.reduce_gradients(ctx.exchange, ctx.rounding.replica, 0, all, ctx.launch);
+    }
     update(ctx, store, inputs);
-    if (!ctx.overlaps_param_gather) gather_copies(ctx, store);
+    if (ctx.overlaps_param_gather || !training_.use_distributed_optimizer) return;
+    // If the step is bad, no slice was written, and the copies get the same values again.
+    auto timed = ctx.part("parameter gather");
+    store.gather_copies(ctx.exchange, 0, all, ctx.launch);
 }
 
 void Optimizer::agree_on_status(Context& ctx, const StepInputs& inputs) {
@@ -204,13 +206,6 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
                                    launch);
         launch.independent = true;  // a parameter's step touches no other's memory
     }
-}
-
-// If the step is bad, no slice was written, and the copies get the same values again.
-void Optimizer::gather_copies(Context& ctx, ParameterStore& store) {
-    if (!training_.use_distributed_optimizer) return;
-    auto timed = ctx.part("parameter gather");
-    store.gather_copies(ctx.exchange, 0, store.all().size(), ctx.launch);
 }
 
 }  // namespace fp8flow

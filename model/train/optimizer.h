@@ -32,9 +32,7 @@ public:
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
 
 private:
-    void reduce_gradients(Context& ctx, ParameterStore& store);
     void update(Context& ctx, ParameterStore& store, const StepInputs& inputs);
-    void gather_copies(Context& ctx, ParameterStore& store);
     void global_norm(Context& ctx, ParameterStore& store);
     void squares_of_shares(Context& ctx, ParameterStore& store, Ranks ranks, TensorView& blocks,
                            const TensorView& sum);
