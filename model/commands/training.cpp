@@ -211,10 +211,11 @@ void Training::keep_last_state() {
     }
 }
 
-// The folder of this run's checkpoints, made by the first rank and known to all. It has a lock of its
-// own: another run may name it as its checkpoint.save.
-std::string Training::checkpoint_path() {
+// Before anything of an earlier run is overwritten. The folder of this run's checkpoints is made by the first
+// rank and known to all. It has a lock of its own: another run may name it as its checkpoint.save.
+void Training::find_checkpoints() {
     const std::string& save = config_.checkpoint.save;
+    if (config_.checkpoint.save_interval == 0 && !continues_) return;
     checkpoint_folder_.emplace(
         RunFolder::Request{.path = save.empty() ? config_.output.out + "/" + kCheckpoints : save,
                            .key = save.empty() ? "--out" : "checkpoint.save",
@@ -222,18 +223,9 @@ std::string Training::checkpoint_path() {
                            .taken = RunFolder::Taken::enter,
                            .holder = options_.holder},
         world_);
-    std::string path;
-    if (checkpoint_folder_->is_first_rank()) path = checkpoint_folder_->folder().path();
-    world_.broadcast(path, 0);
-    return path;
-}
-
-// Before anything of an earlier run is overwritten.
-void Training::find_checkpoints() {
-    if (config_.checkpoint.save_interval == 0 && !continues_) return;
-    checkpoints_ = checkpoint_path();
-    if (config_.checkpoint.load.empty() && !(overwrites_ && config_.checkpoint.save.empty()))
-        refuse_newer_checkpoints(0);
+    if (checkpoint_folder_->is_first_rank()) checkpoints_ = checkpoint_folder_->folder().path();
+    world_.broadcast(checkpoints_, 0);
+    if (config_.checkpoint.load.empty() && !(overwrites_ && save.empty())) refuse_newer_checkpoints(0);
 }
 
 // All below --out. Those in another folder are refused, as those of any other run.

@@ -79,7 +79,6 @@ private:
     template <class Call> void saving(Call call);
     bool go_back(const Diverged& problem);
     void keep_last_state();
-    std::string checkpoint_path();
     void find_checkpoints();
     void remove_checkpoints();
     void open_checkpoints();
