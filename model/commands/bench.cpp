@@ -142,11 +142,7 @@ int run_bench(const Options& all, ProcessGroup& world) {
     if (!options.match.empty()) keep_matching(items, options.match);
     const bool prints = world.rank() == 0;
     std::optional<RunFolder> run_folder;
-    if (!options.out.empty())
-        run_folder.emplace(
-            RunFolder::Request{
-                .path = options.out, .command = all.command, .taken = all.taken, .holder = all.holder},
-            world);
+    if (!options.out.empty()) run_folder.emplace(run_folder_of(all, options.out), world);
     const OutputFolder* folder = prints && run_folder ? &run_folder->folder() : nullptr;
     if (prints && run_folder && !run_folder->note().empty()) fmt::print("{}\n", run_folder->note());
     Runner runner(choice, world, measure_options(options, choice));

@@ -95,12 +95,9 @@ struct Options {
     GenerateOptions generate;
 };
 
-// Where a run of these options writes.
-inline RunFolder::Request run_folder_of(const Options& options, const Config& config) {
-    return {.path = config.output.out,
-            .command = options.command,
-            .taken = options.taken,
-            .holder = options.holder};
+// For a run of these options that writes to `out`.
+inline RunFolder::Request run_folder_of(const Options& options, const std::string& out) {
+    return {.path = out, .command = options.command, .taken = options.taken, .holder = options.holder};
 }
 
 int run_train(const Options& options, ProcessGroup& world);

@@ -51,7 +51,7 @@ int run_dump_samples(const Options& options, ProcessGroup& world) {
             "--dump-samples: got checkpoint.load = {}, want none: the windows are those of a run from its "
             "first iteration",
             config.checkpoint.load);
-    RunFolder run_folder(run_folder_of(options, config), world);
+    RunFolder run_folder(run_folder_of(options, config.output.out), world);
     report::RunLog log(world.rank(), options.terminal);
     if (!run_folder.note().empty()) log.line(run_folder.note());
     const auto source = open_data(config);

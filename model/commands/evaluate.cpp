@@ -176,7 +176,7 @@ int run_evaluate(const Options& options, ProcessGroup& world) {
         options.windows > 0 ? options.windows : asked.eval_iters * asked.global_batch_size;
     require(windows > 0, ExitCode::usage, "training.eval_iters is 0: say how many windows with --windows");
     config.training.eval_iters = 1;
-    RunFolder folder(run_folder_of(options, config), world);
+    RunFolder folder(run_folder_of(options, config.output.out), world);
     RunLog log(world.rank(), options.terminal);
     if (!folder.note().empty()) log.line(folder.note());
     log.line(model.backend().note);

@@ -45,7 +45,7 @@ public:
         profile_.model = run_name(options.config_path, options.hf_config);
         profile_.shape = model_shape(config_);
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
-        run_folder_.emplace(run_folder_of(options, config_), world);
+        run_folder_.emplace(run_folder_of(options, config_.output.out), world);
         config_.output.out = run_folder_->name();
         config_to_name_ = config_of_run(options, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());

@@ -62,7 +62,7 @@ public:
           config_(replay_config(options, world.size())),
           backend_(choose_backend(options.backend, options.placement, world)),
           input_(existing("--input", replay_.input, ExitCode::data)),
-          run_folder_(run_folder_of(options, config_), world),
+          run_folder_(run_folder_of(options, config_.output.out), world),
           folder_(run_folder_.name()),
           log_(world.rank(), options.terminal) {
         config_.output.out = run_folder_.name();

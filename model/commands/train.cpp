@@ -53,7 +53,7 @@ Training::Setup setup_of(const Options& options, ProcessGroup& world, RunLog& lo
     require_own_layers(config);
     const BackendChoice backend = choose_backend(options.backend, options.placement, world);
     const bool continues = continues_in_folder(options, config);
-    RunFolder::Request folder = run_folder_of(options, config);
+    RunFolder::Request folder = run_folder_of(options, config.output.out);
     if (continues) folder.taken = RunFolder::Taken::enter;
     return {.options = options,
             .config = std::move(config),

@@ -258,7 +258,7 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
             "--seeds: got a seed twice, want each once");
     choose_jobs();
     if (options.only.empty()) {
-        run_folder_.emplace(run_folder_of(options, config_), world);
+        run_folder_.emplace(run_folder_of(options, config_.output.out), world);
         config_.output.out = run_folder_->name();
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
     }

@@ -108,7 +108,7 @@ int run_join(const Options& options, ProcessGroup& world) {
                  {{{"arm", first.arm()}, {"seed", first.seed()}, {"configuration", std::move(keys)}},
                   options.config_path}},
                 {});
-    RunFolder run_folder(run_folder_of(options, config), world);
+    RunFolder run_folder(run_folder_of(options, config.output.out), world);
     config.output.out = run_folder.name();
     RunLog log(world.rank(), options.terminal);
     if (!run_folder.note().empty()) log.line(run_folder.note());
