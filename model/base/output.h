@@ -52,8 +52,6 @@ public:
     void write(const void* data, size_t bytes);
     void commit();  // fsync, rename, fsync of the folder
 
-    const std::string& path() const { return path_; }
-
 private:
     friend class OutputFolder;
     AtomicFile(int folder, const std::string& folder_path, std::string_view name);

@@ -28,10 +28,6 @@ bool is_exported(const std::string& name) {
     return std::regex_match(name, names);
 }
 
-bool is_carried(const std::string& name) {
-    return std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
-}
-
 // What the commands write into their folder, today and in earlier versions, and into those below it.
 constexpr std::array<const char*, 2> kFolders = {"gradients", "hf"};
 bool is_written_by_runs(const std::string& name) {
@@ -82,6 +78,25 @@ std::vector<std::string> missing_folders(const std::string& path) {
     }
     std::reverse(missing.begin(), missing.end());
     return missing;
+}
+
+// Regular files in the folder and in those right below, which are no links.
+std::vector<std::string> files_of_run(const std::string& folder) {
+    std::vector<std::string> paths;
+    std::error_code error;
+    for (auto at =
+             fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied, error);
+         at != fs::recursive_directory_iterator(); at.increment(error)) {
+        if (at.depth() > 0) at.disable_recursion_pending();
+        if (at->symlink_status(error).type() == fs::file_type::regular) paths.push_back(at->path().string());
+    }
+    return paths;
+}
+
+// A TensorBoard file as report::EventFile names it: events.out.tfevents.SECONDS.HOST.PROCESS, no dot in HOST.
+bool is_event_file(const std::string& path) {
+    static const std::regex names(R"(events\.out\.tfevents\.\d+\.[^.]*\.\d+)");
+    return std::regex_match(fs::path(path).filename().string(), names);
 }
 
 }  // namespace
@@ -169,7 +184,8 @@ void RunFolder::keep() {
     if (!first || !overwrites_ || !folder_) return;
     for (const OutputFolder& below : folders_below()) {
         remove_exported(below);
-        below.remove_files(is_carried);
+        below.remove_files(
+            [](const std::string& name) { return std::ranges::count(kCarriedFiles, name) > 0; });
         below.remove_files(is_written_by_runs);
     }
     folder_->remove_files(is_written_by_runs);
@@ -182,23 +198,6 @@ void RunFolder::keep() {
     }
     for (const std::string& path : files_of_run(folder_->path()))
         if (is_event_file(path)) fs::remove(path, error);
-}
-
-std::vector<std::string> files_of_run(const std::string& folder) {
-    std::vector<std::string> paths;
-    std::error_code error;
-    for (auto at =
-             fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied, error);
-         at != fs::recursive_directory_iterator(); at.increment(error)) {
-        if (at.depth() > 0) at.disable_recursion_pending();
-        if (at->symlink_status(error).type() == fs::file_type::regular) paths.push_back(at->path().string());
-    }
-    return paths;
-}
-
-bool is_event_file(const std::string& path) {
-    static const std::regex names(R"(events\.out\.tfevents\.\d+\.[^.]*\.\d+)");
-    return std::regex_match(fs::path(path).filename().string(), names);
 }
 
 std::vector<OutputFolder> RunFolder::folders_below() const {

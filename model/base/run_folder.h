@@ -70,10 +70,6 @@ private:
 // What `train` writes at its end.
 inline constexpr std::array kFilesOfTheEnd = {"report.html", "memory.json", "tensor_stats.json",
                                               "transposed_stats.json"};
-// Regular files in the folder and in those right below, which are no links.
-std::vector<std::string> files_of_run(const std::string& folder);
-// A TensorBoard file as report::EventFile names it: events.out.tfevents.SECONDS.HOST.PROCESS, no dot in HOST.
-bool is_event_file(const std::string& path);
 // Files of the initial model that are copied into an export of the trained one.
 inline constexpr std::array kCarriedFiles = {"generation_config.json",
                                              "tokenizer.json",
