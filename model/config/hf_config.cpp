@@ -128,16 +128,17 @@ private:
         else
             integer(name, 0);
     }
+    std::optional<double> number_in(const Json& value, const char* name) {
+        if (value.is_number()) return value.get<double>();
+        problem(name, "got {}, want a number", shown(value));
+        return std::nullopt;
+    }
     double real(const char* name, double otherwise) {
-        if (!present(name)) return otherwise;
-        if (find(name).is_number()) return find(name).get<double>();
-        problem(name, "got {}, want a number", shown(find(name)));
-        return otherwise;
+        return present(name) ? number_in(find(name), name).value_or(otherwise) : otherwise;
     }
     void number(const char* name, const char* key) {
         if (!present(name)) return problem(name, "is missing");
-        if (!find(name).is_number()) return problem(name, "got {}, want a number", shown(find(name)));
-        set(key, find(name).get<double>(), name);
+        if (const auto value = number_in(find(name), name)) set(key, *value, name);
     }
 
     // The class takes the one that comes last.
@@ -309,14 +310,10 @@ private:
             return value.is_null() ? json_.value(name, Json()) : value;
         };
         const Json theta = inner("rope_theta"), partial = inner("partial_rotary_factor");
-        if (theta.is_number())
-            set("model.rotary_base", theta.get<double>(), "rope_theta");
-        else
-            problem("rope_theta", "got {}, want a number", shown(theta));
+        if (const auto base = number_in(theta, "rope_theta")) set("model.rotary_base", *base, "rope_theta");
         const auto head = static_cast<double>(std::max<int64_t>(1, head_dim()));
-        if (!partial.is_null() && !partial.is_number())
-            problem("partial_rotary_factor", "got {}, want a number", shown(partial));
-        const double share = partial.is_number() ? partial.get<double>()
+        const auto written = partial.is_null() ? std::nullopt : number_in(partial, "partial_rotary_factor");
+        const double share = written ? *written
                              : family_.reads_rotary_dim
                                  ? real("rotary_dim", head * *family_.rotary_percent) / head
                                  : family_.rotary_percent.value_or(1);
