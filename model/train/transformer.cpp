@@ -78,8 +78,8 @@ int64_t Transformer::num_moe_layers() const {
     return std::ranges::count_if(blocks_, [](const auto& block) { return block->is_moe(); });
 }
 
-void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
-                                 TensorView& out) {
+TensorView Transformer::forward_blocks(Context& ctx, const TensorView& tokens,
+                                       std::vector<BlockSaved>& saved) {
     ctx.timer.set_direction("forward");
     const int64_t hidden = spec_.model.hidden_size;
     auto residual = [&] { return ctx.saved.tensor(ctx.activation, {ctx.tokens, hidden}, "residual"); };
@@ -104,7 +104,7 @@ void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::ve
     }
     ctx.timer.set_layer(-1);
     await_copies(ctx);
-    out = x;
+    return x;
 }
 
 // The layer's own exchange calls come later on the wire, on every rank.
@@ -157,7 +157,7 @@ void Transformer::forward(Context& ctx, MicroBatch& batch) {
     batch.saved = ctx.saved.mark();
     ctx.rows.pop(0);
     if (ctx.delayed != nullptr) ctx.delayed->begin_micro_batch(ctx.micro_batch, ctx.num_micro_batches);
-    forward_blocks(ctx, batch.tokens, batch.blocks, batch.out);
+    batch.out = forward_blocks(ctx, batch.tokens, batch.blocks);
     auto timed = ctx.part("final norm");
     final_norm_->forward(ctx, batch.out, ctx.saved, batch.norm);
 }
@@ -215,8 +215,7 @@ void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorV
     ctx.delayed = nullptr;
     ctx.overlaps_param_gather = false;
     std::vector<BlockSaved> saved;
-    TensorView out;
-    forward_blocks(ctx, tokens, saved, out);
+    const TensorView out = forward_blocks(ctx, tokens, saved);
     NormSaved norm;
     final_norm_->forward(ctx, out, ctx.saved, norm);
     head(ctx, norm.out.plain, labels, 0.0f, loss_sum, {}, read);

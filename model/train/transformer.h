@@ -84,8 +84,8 @@ private:
     void gather_copies(Context& ctx, const Range& range);
     static void await_copies(Context& ctx);
     void place_router_statistics();
-    void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
-                        TensorView& out);
+    // Returns the output of the last block.
+    TensorView forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved);
     // Loss of the final hidden states; with dx, also its gradient. Logits exist for kHeadChunk tokens at a
     // time.
     void head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
