@@ -176,8 +176,8 @@ private:
         // A run that was done already keeps what it had.
         if (reported_ > 0 || !std::filesystem::exists(folder_.folder().path_of(kPageFile)))
             folder_.folder().write_atomic(kPageFile,
-                                          train_page(title, {.losses = records_.losses(),
-                                                             .held_out = records_.held_out(),
+                                          train_page(title, {.losses = records_.sums().losses,
+                                                             .held_out = records_.sums().held_out,
                                                              .floor = data_->entropy_floor_nats(),
                                                              .steps_done = trainer_->steps_done(),
                                                              .first_step = first_step_,
@@ -185,8 +185,8 @@ private:
                                                              .tokens_per_second = tokens_read() / seconds,
                                                              .last = last_,
                                                              .memory = memory_,
-                                                             .routing = records_.routing(),
-                                                             .tensors = records_.tensors()}));
+                                                             .routing = records_.sums().routing,
+                                                             .tensors = records_.sums().tensors}));
         summary(seconds);
     }
 
@@ -209,7 +209,7 @@ private:
                                 counted(done - first_step_, "iteration"), format_si(tokens),
                                 format_duration(seconds), recipe_name(config_.precision),
                                 counted(world_.size(), "rank"), tokens / seconds));
-        const std::vector<double>&losses = records_.losses().y, &held_out = records_.held_out().y;
+        const std::vector<double>&losses = records_.sums().losses.y, &held_out = records_.sums().held_out.y;
         if (!losses.empty())
             log_.result(fmt::format("  train loss     {:.4f} -> {:.4f}", losses.front(), losses.back()));
         if (!held_out.empty()) log_.result("  " + evaluation_text(config_, held_out.back()));

@@ -46,21 +46,19 @@ public:
     // The run goes back to a checkpoint. Without metrics.jsonl the sums begin there.
     void go_back(int64_t step);
 
-    const report::Series& losses() const { return sums_.losses; }
-    const report::Series& held_out() const { return sums_.held_out; }
-    const report::RoutingHistory& routing() const { return sums_.routing; }
-    // Adds the tensor statistics of an iteration to the file, TensorBoard and the history.
-    void add_tensor_stats(int64_t iteration);
-    TensorStats& tensor_stats() { return tensor_stats_; }
-    const report::TensorHistory& tensors() const { return sums_.tensors; }
-    bool has_events() const { return events_.has_value(); }
-
-private:
+    // Of the iterations so far.
     struct Sums {
         report::Series losses, held_out;
         report::RoutingHistory routing;
         report::TensorHistory tensors;
     };
+    const Sums& sums() const { return sums_; }
+    // Adds the tensor statistics of an iteration to the file, TensorBoard and the history.
+    void add_tensor_stats(int64_t iteration);
+    TensorStats& tensor_stats() { return tensor_stats_; }
+    bool has_events() const { return events_.has_value(); }
+
+private:
     void open_events(int64_t done);
     int64_t read_kept(int64_t kept);  // returns how many iterations have no record
     // Writes the records, and opens the file to go on.

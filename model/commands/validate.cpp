@@ -174,7 +174,7 @@ private:
         if (iteration % config_.output.log_interval != 0 && iteration != iterations) return;
         std::string error;
         if (base_.size() >= static_cast<size_t>(iteration)) {
-            const double own = ema(records_.losses().y, config_.validate.ema_decay).back();
+            const double own = ema(records_.sums().losses.y, config_.validate.ema_decay).back();
             error =
                 fmt::format(" | relative error {}",
                             format_percent(std::abs(own / base_[static_cast<size_t>(result.step)] - 1), 4));
@@ -201,7 +201,7 @@ private:
             seconds.push_back(step.at("seconds"));
             last = std::move(step);
         }
-        const RoutingHistory& routing = records_.routing();
+        const RoutingHistory& routing = records_.sums().routing;
         double wire = 0;
         for (const char* part : {"routing", "dispatch", "combine"})
             wire += last.value(std::string("wire_bytes_") + part, 0.0);
