@@ -129,10 +129,6 @@ void CommandLine::add_backend(CLI::App* command) {
         ->take_last();
 }
 
-void CommandLine::add_plugins(CLI::App* command, const char* meaning) {
-    add_repeated(command, "--plugin", options.plugins, meaning);
-}
-
 void CommandLine::add_configuration_options() {
     for (CLI::App* command : {train, validate, profile, plan, replay}) {
         command->add_option("config", options.config_path, "YAML configuration (see configs/)")
@@ -143,9 +139,9 @@ void CommandLine::add_configuration_options() {
         command->add_option("--hf-config", options.hf_config,
                             "config.json of a Hugging Face model: fills model and moe; the configuration and "
                             "--set come after it (families: docs/usage/data_and_weights.md)");
-        add_plugins(command,
-                    "shared library with recipes of your own (include/fp8flow/recipe.h), repeatable; "
-                    "validate and profile compare them with the others");
+        add_repeated(command, "--plugin", options.plugins,
+                     "shared library with recipes of your own (include/fp8flow/recipe.h), repeatable; "
+                     "validate and profile compare them with the others");
     }
 }
 
@@ -265,7 +261,8 @@ void CommandLine::add_trained_options() {
         command->add_option(
             "--weights", options.weights,
             "weights of a Hugging Face model instead: a .safetensors file, an index, or a folder");
-        add_plugins(command, "shared library with recipes of your own, repeatable");
+        add_repeated(command, "--plugin", options.plugins,
+                     "shared library with recipes of your own, repeatable");
         add_backend(command);
     }
     evaluate->add_option("--out", out, "folder for evaluate.json (default: the run's)")->take_last();

@@ -50,7 +50,6 @@ struct CommandLine {
 private:
     CLI::Option* add_key(CLI::App* command, const char* name, const char* key, const char* meaning);
     void add_backend(CLI::App* command);
-    void add_plugins(CLI::App* command, const char* meaning);
     void add_configuration_options();
     void add_run_options();
     void add_train_options();
