@@ -5,7 +5,6 @@
 #include "kernels/core/error.h"
 #include "kernels/core/random.h"
 #include "layers/flows/flow.h"
-#include "model/safetensors/header.h"
 #include "model/safetensors/input.h"
 
 #include <dlfcn.h>

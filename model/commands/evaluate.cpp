@@ -4,7 +4,6 @@
 #include "kernels/core/pinned.h"
 #include "model/commands/trained_model.h"
 #include "model/data/blend.h"
-#include "model/report/run_report.h"
 #include "model/report/table.h"
 
 #include <nlohmann/json.hpp>

@@ -11,7 +11,6 @@
 #include "model/report/page/page.h"
 #include "model/report/plan_report.h"
 #include "model/report/run_report.h"
-#include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>

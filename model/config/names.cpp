@@ -4,7 +4,7 @@
 #include "model/config/builders.h"
 #include "model/config/fields.h"
 
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,7 @@
 #include "model/config/builders.h"
 #include "model/config/check.h"
 #include "model/config/fields.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 #include "model/validate/run_file.h"
 
 #include <algorithm>
