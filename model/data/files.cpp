@@ -36,13 +36,17 @@ public:
     void add_entry(const std::string& entry) {
         require(!entry.empty(), ExitCode::data, "data.data_path holds an empty entry");
         struct stat info {};
-        if (::stat(entry.c_str(), &info) == 0) {
-            add_existing(entry, fs::path(entry).lexically_normal(), info);
-        } else if (errno == ENOENT && has_wildcard(entry)) {
-            add_glob(entry);
-        } else {
-            fail(ExitCode::data, "data.data_path: {}: {}", printable(entry), reason(errno));
+        if (::stat(entry.c_str(), &info) != 0) {
+            require(errno == ENOENT && has_wildcard(entry), ExitCode::data, "data.data_path: {}: {}",
+                    printable(entry), reason(errno));
+            return add_glob(entry);
         }
+        const bool is_folder = S_ISDIR(info.st_mode);
+        require(is_folder || S_ISREG(info.st_mode), ExitCode::data,
+                "data.data_path: {}: neither a regular file nor a folder", entry);
+        const fs::path path = fs::path(entry).lexically_normal();
+        if (is_folder) return add_folder(path, path);
+        found_.push_back({.path = path.string(), .relative = path.filename().string(), .named = true});
     }
 
     DataFiles take() {
@@ -90,16 +94,6 @@ private:
         if (!paths.empty())
             files.warnings.push_back(fmt::format("data.data_path: {}: {}, for example {}", what, paths.size(),
                                                  printable(paths.front())));
-    }
-
-    void add_existing(const std::string& entry, const fs::path& path, const struct stat& info) {
-        if (S_ISREG(info.st_mode)) {
-            found_.push_back({.path = path.string(), .relative = path.filename().string(), .named = true});
-        } else if (S_ISDIR(info.st_mode)) {
-            add_folder(path, path);
-        } else {
-            fail(ExitCode::data, "data.data_path: {}: neither a regular file nor a folder", entry);
-        }
     }
 
     void add_glob(const std::string& pattern) {
