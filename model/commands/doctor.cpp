@@ -12,6 +12,7 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
@@ -24,20 +25,13 @@ namespace {
 constexpr double kLeastShared = 0x1p28;  // containers often have 64 MiB; MPI and NCCL take more
 constexpr double kLeastDisk = 0x1p30;
 
-// "", or why a check of the launch refuses.
-template <class Check> std::string refusal_of(Check check) {
-    try {
-        check();
-        return {};
-    } catch (const Error& error) {
-        return error.what();
-    }
-}
-
 MachineCheck processor() {
+    try {
+        check_processor();
+    } catch (const Error& error) {
+        return {"processor", error.what(), "another machine"};
+    }
     const int cores = usable_cores(omp_get_num_procs());
-    const std::string problem = refusal_of(check_processor);
-    if (!problem.empty()) return {"processor", problem, "another machine"};
     return {"processor", fmt::format("{}, AVX2 and FMA, {} for this process", machine_facts({}).cpu,
                                      counted(cores, "core"))};
 }
@@ -76,8 +70,8 @@ int run_doctor(const std::string& out) {
         space_of("shared memory", "/dev/shm", kLeastShared,
                  "mount -o remount,size=1g /dev/shm; in a container docker run --shm-size=1g")};
     for (MachineCheck& finding : check_gpus()) found.push_back(std::move(finding));
-    int64_t missing = 0;
-    for (const MachineCheck& finding : found) missing += finding.fix.empty() ? 0 : 1;
+    const auto missing =
+        std::ranges::count_if(found, [](const auto& finding) { return !finding.fix.empty(); });
     fmt::print("{} {}\n\n",
                missing == 0 ? "Nothing is missing: runs use"
                             : fmt::format("{} below ('fix'). Runs use", counted(missing, "problem")),
