@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace fp8flow {
 
@@ -58,10 +57,9 @@ double Trainer::padding_share() const {
     const double tokens =
         static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length * world_.size());
     const int64_t layers = rows_of_layers(1).together;  // saved together
-    const auto mine = rows->used_rows();
-    std::vector<int64_t> used(static_cast<size_t>(world_.size()));
-    world_.all_gather(&mine, sizeof mine, used.data());
-    const auto all = static_cast<double>(std::accumulate(used.begin(), used.end(), int64_t{0}));
+    std::vector<int64_t> used = {rows->used_rows()};
+    world_.all_reduce_sum(used);
+    const auto all = static_cast<double>(used[0]);
     const double routed = tokens * static_cast<double>(config_.moe.moe_router_topk * layers);
     return all > 0 ? 1 - routed / all : 0;
 }
@@ -102,13 +100,9 @@ void Trainer::require_memory(const Rows& capacity) {
 // shrink.
 void Trainer::grow_rows() {
     const Rows mine = most_wanted();
-    std::vector<Rows> all(static_cast<size_t>(world_.size()));
-    world_.all_gather(&mine, sizeof mine, all.data());
-    Rows wanted;
-    for (const Rows& rows : all) {
-        wanted.layer = std::max(wanted.layer, rows.layer);
-        wanted.together = std::max(wanted.together, rows.together);
-    }
+    std::vector<int64_t> most = {mine.layer, mine.together};
+    world_.all_reduce_max(most);
+    const Rows wanted{.layer = most[0], .together = most[1]};
     Rows capacity{.layer = grown(capacity_.layer, wanted.layer, worst_capacity_.layer),
                   .together = grown(capacity_.together, wanted.together, worst_capacity_.together)};
     capacity.together = std::max(capacity.together, capacity.layer);
