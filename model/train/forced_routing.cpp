@@ -112,14 +112,12 @@ private:
         }
         for (int64_t k = 0; k < r_.topk; ++k) {
             double place = draw_.uniform() * std::accumulate(weight.begin(), weight.end(), 0.0);
-            size_t expert = 0, last = 0;
-            for (; expert < weight.size(); ++expert) {
-                if (weight[expert] <= 0) continue;
-                last = expert;
-                place -= weight[expert];
-                if (place < 0) break;
+            size_t expert = 0;
+            for (size_t e = 0; e < weight.size() && place >= 0; ++e) {
+                if (weight[e] <= 0) continue;
+                expert = e;
+                place -= weight[e];
             }
-            expert = last;
             weight[expert] = 0;
             ids[k] = static_cast<int32_t>(expert);
             ++count_[expert];
