@@ -23,6 +23,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr std::string_view kTemporary = ".tmp.";  // .NAME.tmp.PROCESS
+
 std::string reason(int error) { return std::strerror(error); }
 
 void check_name(std::string_view name, const std::string& folder) {
@@ -98,12 +100,6 @@ void LineFile::write_json(const nlohmann::json& record) {
     // step.
     write_line(record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
-
-namespace {
-
-constexpr std::string_view kTemporary = ".tmp.";  // .NAME.tmp.PROCESS
-
-}  // namespace
 
 AtomicFile::AtomicFile(int folder, const std::string& folder_path, std::string_view name)
     : folder_(folder),

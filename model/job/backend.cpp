@@ -14,6 +14,24 @@
 
 namespace fp8flow {
 
+namespace {
+
+AttentionBackend attention_of(AttentionBackendKey key) {
+    if (key == AttentionBackendKey::native) return AttentionBackend::native;
+    const std::string problem = hopper::cudnn_problem();
+    require(problem.empty() || key == AttentionBackendKey::automatic, ExitCode::usage,
+            "kernels.attention_backend: cudnn is requested, but {}", problem);
+    return problem.empty() ? AttentionBackend::cudnn : AttentionBackend::native;
+}
+
+HostLayout hosts_of_job(ProcessGroup& world, const ParallelSpec& parallel) {
+    if (parallel.hosts > 0)
+        return HostLayout::consecutive(0, world.size(), static_cast<int>(parallel.ranks_per_host));
+    return HostLayout(world.hosts());
+}
+
+}  // namespace
+
 BackendKind parse_backend(const std::string& text) {
     if (text == "auto") return BackendKind::automatic;
     if (text == "reference") return BackendKind::reference;
@@ -94,18 +112,6 @@ std::vector<MachineCheck> check_gpus() {
     return found;
 }
 
-namespace {
-
-AttentionBackend attention_of(AttentionBackendKey key) {
-    if (key == AttentionBackendKey::native) return AttentionBackend::native;
-    const std::string problem = hopper::cudnn_problem();
-    require(problem.empty() || key == AttentionBackendKey::automatic, ExitCode::usage,
-            "kernels.attention_backend: cudnn is requested, but {}", problem);
-    return problem.empty() ? AttentionBackend::cudnn : AttentionBackend::native;
-}
-
-}  // namespace
-
 std::string attention_note(const BackendChoice& choice, const Config& config) {
     const ModelSpec& model = config.model;
     if (choice.kind != BackendKind::hopper || !model.attention ||
@@ -167,16 +173,6 @@ RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
     groups.expert_replicas = world.split(world.rank() % expert_parallel_size);
     return groups;
 }
-
-namespace {
-
-HostLayout hosts_of_job(ProcessGroup& world, const ParallelSpec& parallel) {
-    if (parallel.hosts > 0)
-        return HostLayout::consecutive(0, world.size(), static_cast<int>(parallel.ranks_per_host));
-    return HostLayout(world.hosts());
-}
-
-}  // namespace
 
 int num_hosts(ProcessGroup& world, const ParallelSpec& parallel) {
     return hosts_of_job(world, parallel).num_hosts();
