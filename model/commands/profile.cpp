@@ -2,6 +2,7 @@
 // `fp8flow profile`: every recipe through the same steps. Prints the answer; the tables go to profile.log.
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
+#include "model/config/fields.h"
 #include "model/predict/require_fit.h"
 #include "model/profile/compare.h"
 #include "model/profile/run.h"
@@ -22,8 +23,6 @@ using namespace profile;
 namespace {
 
 constexpr int64_t kProgressLines = 4;  // printed; the log has one per phase
-
-constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "data"};
 
 class ProfileRun {
 public:
@@ -68,7 +67,7 @@ public:
         const ProfileSpec& spec = config_.profile;
         profile_.ranks = world_.size();
         profile_.steps = spec.profile_step_end - spec.profile_step_start;
-        profile_.routing = kRoutings[static_cast<size_t>(spec.routing)];
+        profile_.routing = field_named("profile.routing").get(config_);
         log_.line(fmt::format(
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
