@@ -23,11 +23,8 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
         const double weight = std::exp((static_cast<double>(logit(id)) - *best) / sampling.temperature);
         sums.push_back((sums.empty() ? 0 : sums.back()) + weight);
     }
-    const auto first_from = [&](double sum) {
-        return std::min<ptrdiff_t>(std::ranges::lower_bound(sums, sum) - sums.begin(),
-                                   static_cast<ptrdiff_t>(sums.size()) - 1);
-    };
-    sums.resize(static_cast<size_t>(first_from(sampling.top_p * sums.back()) + 1));
+    const auto last = std::ranges::lower_bound(sums, sampling.top_p * sums.back()) - sums.begin();
+    sums.resize(static_cast<size_t>(std::min(last + 1, std::ssize(sums))));
     const double drawn = random_uniform(sampling.seed, 0, static_cast<uint64_t>(position)) * sums.back();
     return ids[static_cast<size_t>(std::upper_bound(sums.begin(), sums.end() - 1, drawn) - sums.begin())];
 }
