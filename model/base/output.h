@@ -68,9 +68,7 @@ public:
 
     const std::string& path() const { return path_; }  // absolute
     std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }
-    int descriptor() const {
-        return folder_.get();
-    }  // open as long as this object, or the one it is moved to
+    int descriptor() const { return folder_.get(); }  // open as long as this object or the one it is moved to
 
     // In all of these, `name` is a plain file name: letters, digits, '.', '_', '-', '+', '='; not beginning
     // with '.'.

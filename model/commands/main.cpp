@@ -77,14 +77,12 @@ const JobStart& job_start() {
 void print_error(const std::string& message) {
     constexpr size_t kLongestLine = 4096;
     const auto lines = 1 + std::ranges::count(message, '\n');
-    std::string text = lines > 1 ? fmt::format("{} problems\n", lines) : "";
+    std::string text = lines > 1 ? fmt::format("{} problems\n  ", lines) : "";
     for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
         end = message.find('\n', begin);
         text += printable(std::string_view(message).substr(begin, end - begin), kLongestLine);
-        if (end != std::string::npos) text += '\n';
+        if (end != std::string::npos) text += "\n  ";
     }
-    for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
-        text.replace(at, 1, "\n  ");
     print_err("fp8flow: error: " + text + "\n");
 }
 
