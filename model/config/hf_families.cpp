@@ -342,16 +342,6 @@ constexpr HfFamily granite(const char* type, const char* models, const char* for
     f.storage.experts = ExpertNames::linear;
     return f;
 }
-constexpr HfFamily with(HfFamily f, const char* architecture) {
-    f.architecture = architecture;
-    return f;
-}
-constexpr HfFamily granite_swa() {
-    HfFamily f = granite("granitemoe_swa", "Granite with windows", "its attention has windows and sinks", 0);
-    f.storage.router = "router.weight";
-    f.storage.experts = ExpertNames::fused;
-    return f;
-}
 
 // ---- Qwen, with a gate of the shared expert
 constexpr HfFamily gated_qwen(const char* type, const char* models, const char* foreign) {
@@ -365,39 +355,12 @@ constexpr HfFamily gated_qwen(const char* type, const char* models, const char* 
     f.storage.shared = "shared_expert.";
     return f;
 }
-constexpr HfFamily qwen2_moe() {
-    HfFamily f = gated_qwen("qwen2_moe", "Qwen2-MoE", nullptr);
-    f.architecture = "Qwen2MoeForCausalLM";
-    f.bias_of_qkv = "qkv_bias";
-    f.qkv_bias = true;
-    f.num_experts = 60;
-    f.topk = 4;
-    f.shared_width_default = 5632;
-    f.sparse_step = true;
-    return f;
-}
-constexpr HfFamily qwen3_next() {
-    HfFamily f = gated_qwen("qwen3_next", "Qwen3-Next", kDeltaNet);
-    f.num_experts = 512;
-    f.topk = 10;
-    f.shared_width_default = 512;
-    f.normalised = true;
-    f.sparse_step = true;
-    return f;
-}
-constexpr HfFamily qwen3_5_moe() {
-    HfFamily f = gated_qwen("qwen3_5_moe", "Qwen3.5-MoE", kDeltaNet);
-    f.num_experts = 256;
-    f.topk = 8;
-    f.shared_width_default = 512;
-    f.normalised = true;
-    f.reads_norm = false;
-    f.storage.root = "model.language_model.";
-    f.storage.experts = ExpertNames::fused;
-    return f;
-}
 
 // ---- families of their own
+template <class Change> constexpr HfFamily changed(HfFamily family, Change change) {
+    change(family);
+    return family;
+}
 constexpr std::array kOthers = {
     HfFamily{.type = "qwen3_moe",
              .models = "Qwen3-MoE",
@@ -407,8 +370,24 @@ constexpr std::array kOthers = {
              .expert_width = "moe_intermediate_size",
              .aliases = {{kNumExperts}},
              .sparse_step = true},
-    qwen3_next(),
-    qwen3_5_moe(),
+    changed(gated_qwen("qwen3_next", "Qwen3-Next", kDeltaNet),
+            [](HfFamily& f) {
+                f.num_experts = 512;
+                f.topk = 10;
+                f.shared_width_default = 512;
+                f.normalised = true;
+                f.sparse_step = true;
+            }),
+    changed(gated_qwen("qwen3_5_moe", "Qwen3.5-MoE", kDeltaNet),
+            [](HfFamily& f) {
+                f.num_experts = 256;
+                f.topk = 8;
+                f.shared_width_default = 512;
+                f.normalised = true;
+                f.reads_norm = false;
+                f.storage.root = "model.language_model.";
+                f.storage.experts = ExpertNames::fused;
+            }),
     HfFamily{.type = "mixtral",
              .models = "Mixtral",
              .architecture = "MixtralForCausalLM",
@@ -537,12 +516,26 @@ constexpr std::array kOthers = {
              .shared_width = "shared_expert_intermediate_size",
              .shared_width_default = 512,
              .storage = {.shared = "shared_expert.", .experts = ExpertNames::fused}},
-    with(granite("granitemoe", "Granite 3 MoE", nullptr, HfFamily::kNone), "GraniteMoeForCausalLM"),
-    with(granite("granitemoeshared", "Granite MoE with a shared expert", nullptr, 0),
-         "GraniteMoeSharedForCausalLM"),
-    qwen2_moe(),
+    changed(granite("granitemoe", "Granite 3 MoE", nullptr, HfFamily::kNone),
+            [](HfFamily& f) { f.architecture = "GraniteMoeForCausalLM"; }),
+    changed(granite("granitemoeshared", "Granite MoE with a shared expert", nullptr, 0),
+            [](HfFamily& f) { f.architecture = "GraniteMoeSharedForCausalLM"; }),
+    changed(gated_qwen("qwen2_moe", "Qwen2-MoE", nullptr),
+            [](HfFamily& f) {
+                f.architecture = "Qwen2MoeForCausalLM";
+                f.bias_of_qkv = "qkv_bias";
+                f.qkv_bias = true;
+                f.num_experts = 60;
+                f.topk = 4;
+                f.shared_width_default = 5632;
+                f.sparse_step = true;
+            }),
     granite("granitemoehybrid", "Granite 4", "most of its layers are state-space models", 1024),
-    granite_swa(),
+    changed(granite("granitemoe_swa", "Granite with windows", "its attention has windows and sinks", 0),
+            [](HfFamily& f) {
+                f.storage.router = "router.weight";
+                f.storage.experts = ExpertNames::fused;
+            }),
     HfFamily{.type = "cohere2_moe",
              .models = "Command A MoE",
              .foreign = "it uses LayerNorm, and attention with windows runs in parallel with the MoE layer",
