@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 namespace fp8flow::data {
 
@@ -49,10 +50,8 @@ void SyntheticSource::build_table() {
     double sum = 0.0;
     for (size_t x = 0; x < vocab; ++x)
         sum += zipf[x] = std::pow(static_cast<double>(x + 1), -options_.zipf_exponent);
-    for (size_t x = 0; x < vocab; ++x) {
-        zipf[x] /= sum;
-        zipf_end[x] = zipf[x] + (x > 0 ? zipf_end[x - 1] : 0.0);
-    }
+    for (double& share : zipf) share /= sum;
+    std::partial_sum(zipf.begin(), zipf.end(), zipf_end.begin());
     start_.resize(static_cast<size_t>(contexts_) * vocab);
     std::vector<double> row(vocab);
     for (int64_t context = 0; context < contexts_; ++context) {
@@ -99,8 +98,7 @@ void SyntheticSource::find_stationary() {
             double* to = &next[static_cast<size_t>(context % tail * vocab)];
             for (int64_t x = 0; x < vocab; ++x) to[x] += mass * probability(context, x);
         }
-        double sum = 0.0;
-        for (const double p : next) sum += p;
+        const double sum = std::accumulate(next.begin(), next.end(), 0.0);
         change = 0.0;
         for (size_t c = 0; c < next.size(); ++c) {
             next[c] /= sum;
@@ -115,8 +113,7 @@ void SyntheticSource::find_stationary() {
             kMaxPowerIterations, change, options_.noise, options_.order);
     stationary_ = std::move(now);
     cumulative_.resize(stationary_.size());
-    double sum = 0.0;
-    for (size_t c = 0; c < stationary_.size(); ++c) cumulative_[c] = sum += stationary_[c];
+    std::partial_sum(stationary_.begin(), stationary_.end(), cumulative_.begin());
 }
 
 void SyntheticSource::compute_entropies() {
