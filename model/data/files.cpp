@@ -21,8 +21,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string reason(int error) { return std::strerror(error); }
-
 bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") != std::string::npos; }
 
 // Called for a folder of a pattern that cannot be opened; not zero ends the search. One that is not there
@@ -38,7 +36,7 @@ public:
         struct stat info {};
         if (::stat(entry.c_str(), &info) != 0) {
             require(errno == ENOENT && has_wildcard(entry), ExitCode::data, "data.data_path: {}: {}",
-                    printable(entry), reason(errno));
+                    printable(entry), std::strerror(errno));
             return add_glob(entry);
         }
         const bool is_folder = S_ISDIR(info.st_mode);
@@ -86,7 +84,7 @@ private:
         const bool is_there = ::stat(path.c_str(), &info) == 0;  // first: the other arguments read errno
         require(is_there, ExitCode::data,
                 "data.data_path: {}: {}; give data of yours: --set data.data_path=[/folder]", path,
-                reason(errno));
+                std::strerror(errno));
         return info;
     }
 
