@@ -251,9 +251,8 @@ inline Refusal refuse_name(const std::string& got, const Names& names, const std
 }
 
 inline std::optional<size_t> index_of(const std::string& name, const Names& names) {
-    for (size_t i = 0; i < names.size(); ++i) {
+    for (size_t i = 0; i < names.size(); ++i)
         if (names[i] == name) return i;
-    }
     return std::nullopt;
 }
 
@@ -290,10 +289,9 @@ ConfigField choices(std::string section, std::string key, Access at, Names names
             for (const auto& item : written.items) {
                 const auto index = index_of(item, names);
                 if (!index) return refuse_name(item, names, want);
-                for (const Enum value : values) {
-                    if (static_cast<size_t>(value) == *index) return refuse(want + ", each once");
-                }
-                values.push_back(static_cast<Enum>(*index));
+                const auto value = static_cast<Enum>(*index);
+                if (std::ranges::count(values, value) > 0) return refuse(want + ", each once");
+                values.push_back(value);
             }
         }
         at(config) = std::move(values);

@@ -38,9 +38,8 @@ std::string nearest_of(int64_t got, const std::vector<int64_t>& legal) {
 
 template <class Legal> std::vector<int64_t> numbers_where(int64_t first, int64_t last, Legal legal) {
     std::vector<int64_t> numbers;
-    for (int64_t n = first; n <= last; ++n) {
+    for (int64_t n = first; n <= last; ++n)
         if (legal(n)) numbers.push_back(n);
-    }
     return numbers;
 }
 

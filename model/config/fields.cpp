@@ -55,9 +55,8 @@ ConfigField recompute_modules() {
     field.get = [](const Config& config) {
         Names names;
         const auto flags = recompute_flags(config.recompute);
-        for (size_t i = 0; i < flags.size(); ++i) {
+        for (size_t i = 0; i < flags.size(); ++i)
             if (*flags[i]) names.push_back(kRecomputeModules[i]);
-        }
         return yaml_list(names, [](const std::string& name) { return name; });
     };
     field.set = [want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {

@@ -155,9 +155,8 @@ private:
 
     static std::string unknown_key(const std::string& section, const std::string& key) {
         const std::string name = printable(section.empty() ? key : section + "." + key);
-        if (const ConfigField* field = find_leaf(key)) {
+        if (const ConfigField* field = find_leaf(key))
             return fmt::format("{}: got a key of another section, want {}", name, field->name());
-        }
         const std::string hint = explain_unknown_key(key);
         return fmt::format("{}: got an unknown key, want one of --help-config{}{}", name,
                            hint.empty() ? "" : "; ", hint);
