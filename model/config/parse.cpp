@@ -73,10 +73,8 @@ public:
         refuse_lfs_pointer(text, name, ExitCode::usage);
         const auto root = load(text, name);
         if (!root) return;
-        if (!root->IsMap() || root->size() == 0) {
-            problems_.add(place(name, root->Mark()), "got no settings, want sections {}", sections());
-            return;
-        }
+        if (!root->IsMap() || root->size() == 0)
+            return problems_.add(place(name, root->Mark()), "got no settings, want sections {}", sections());
         if (is_arguments(*root)) return read_arguments(*root, name);
         const YAML::Node model = std::as_const(*root)["model"];
         const YAML::Node yields =
@@ -106,10 +104,8 @@ public:
     void read_override(const std::string& text) {
         const std::string where = "--set";
         const size_t equals = text.find('=');
-        if (equals == std::string::npos || equals == 0) {
-            problems_.add(where, "got {}, want section.key=value", printable(text));
-            return;
-        }
+        if (equals == std::string::npos || equals == 0)
+            return problems_.add(where, "got {}, want section.key=value", printable(text));
         const std::string name = text.substr(0, equals);
         const size_t dot = name.find('.');
         const std::string section = dot == std::string::npos ? "" : name.substr(0, dot),
@@ -214,19 +210,16 @@ private:
         const auto& known = config_sections();
         if (std::ranges::find(known, section) == known.end()) {
             const std::string nearest = nearest_name(section, known);
-            if (nearest.empty() && (find_leaf(section) || !explain_unknown_key(section).empty())) {
-                problems_.add(where, "{}", unknown_key("", section));
-            } else {
-                problems_.add(where, "{}: got an unknown section, want one of {}{}", printable(section),
-                              sections(), nearest.empty() ? "" : fmt::format("; did you mean '{}'", nearest));
-            }
-            return;
+            if (nearest.empty() && (find_leaf(section) || !explain_unknown_key(section).empty()))
+                return problems_.add(where, "{}", unknown_key("", section));
+            return problems_.add(where, "{}: got an unknown section, want one of {}{}", printable(section),
+                                 sections(),
+                                 nearest.empty() ? "" : fmt::format("; did you mean '{}'", nearest));
         }
         if (node.IsNull()) return;
-        if (!node.IsMap()) {
-            problems_.add(where, "{}: got {}, want key: value lines below it", section, describe(node));
-            return;
-        }
+        if (!node.IsMap())
+            return problems_.add(where, "{}: got {}, want key: value lines below it", section,
+                                 describe(node));
         std::set<std::string> seen;
         for (const auto& entry : node) {
             const std::string key_place = place(name, entry.first.Mark());
