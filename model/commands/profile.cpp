@@ -27,17 +27,16 @@ constexpr int64_t kProgressLines = 4;  // printed; the log has one per phase
 class ProfileRun {
 public:
     ProfileRun(const Options& options, ProcessGroup& world)
-        : world_(world),
+        : options_(options),
+          world_(world),
           config_(profiled_config(
               load_config(options.config_path, options.overrides, world.size(), options.hf_config),
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           joined_(predict::decide_joined(config_, backend_, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
-          plugins_(options.plugins),
           steps_(profiled_steps(config_.profile) * std::ssize(arms_)),
           eta_(steps_),
-          quiet_(options.terminal.detail == Terminal::Detail::quiet),
           log_(world.rank(), {.detail = Terminal::Detail::quiet}) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
@@ -46,7 +45,6 @@ public:
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
         run_folder_.emplace(run_folder_of(options, config_.output.out), world);
         config_.output.out = run_folder_->name();
-        config_to_name_ = config_of_run(options, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         print(fmt::format("{}: {}; {}, expert parallel {}\n{}", profile_.model, profile_.shape,
                           counted(world.size(), "rank"), config_.parallel.expert_model_parallel_size,
@@ -113,7 +111,7 @@ private:
 
     // Shown on the terminal too, unless the user wants it quiet; log_.line is for the log alone.
     void print(std::string_view text) {
-        if (quiet_)
+        if (options_.terminal.detail == Terminal::Detail::quiet)
             log_.line(text);
         else
             log_.result(text);
@@ -166,23 +164,22 @@ private:
             "  files  {}/: report.html; every number: profile.log, profile.json; trace.rank*.json "
             "(ui.perfetto.dev)",
             folder_->path()));
+        const std::string config = config_of_run(options_, config_.output.out);
         log_.result(next_text(
-            {{"predict other sizes", command_line("plan", with_plugins({config_to_name_}, plugins_), 1)}}));
+            {{"predict other sizes", command_line("plan", with_plugins({config}, options_.plugins), 1)}}));
     }
 
+    const Options& options_;
     ProcessGroup& world_;
     Config config_;
-    std::string config_to_name_;  // in a command that comes next
     BackendChoice backend_;
     std::string joined_;  // what was decided of micro-batches
     std::vector<Arm> arms_;
-    std::vector<std::string> plugins_;
     int64_t steps_, steps_done_ = 0, progress_lines_ = 0;
     EtaEstimator eta_;
     std::optional<RunFolder> run_folder_;
     const OutputFolder* folder_ = nullptr;  // of the first rank
     std::shared_ptr<const TokenSource> data_;
-    bool quiet_;
     RunLog log_;
     Profile profile_;
 };
