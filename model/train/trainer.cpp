@@ -57,22 +57,18 @@ StateShards shards_of(const Config& config, const RankGroups& groups) {
             .whole_expert_gradients = config.moe.moe_combine_order == CombineOrder::invariant};
 }
 
-std::shared_ptr<const TokenSource> make_source(const Config& config);
-
-std::shared_ptr<const TokenSource> make_blend(const Config& config, const std::vector<WeightedPath>& blend) {
-    std::vector<BlendedSource::Part> parts;
-    for (const WeightedPath& of : blend) {
-        Config part = config;
-        part.data.data_path = {of.path};
-        part.training.seed = mix64(config.training.seed, parts.size());
-        parts.push_back({of, make_source(part)});
-    }
-    return std::make_shared<BlendedSource>(std::move(parts));
-}
-
 std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const DataSpec& d = config.data;
-    if (const auto blend = blend_of(d.data_path); !blend.empty()) return make_blend(config, blend);
+    if (const auto blend = blend_of(d.data_path); !blend.empty()) {
+        std::vector<BlendedSource::Part> parts;
+        for (const WeightedPath& of : blend) {
+            Config part = config;
+            part.data.data_path = {of.path};
+            part.training.seed = mix64(config.training.seed, parts.size());
+            parts.push_back({of, make_source(part)});
+        }
+        return std::make_shared<BlendedSource>(std::move(parts));
+    }
     const FileOptions files{.data_path = d.data_path,
                             .extensions = d.file_extensions,
                             .max_bytes = d.max_bytes,
