@@ -24,43 +24,46 @@ double entropy_term(double p) { return p > 0.0 ? -p * std::log(p) : 0.0; }
 
 }  // namespace
 
-SyntheticSource::SyntheticSource(const SyntheticOptions& options) : options_(options) {
-    const auto& o = options_;
+SyntheticSource::SyntheticSource(const DataSpec& spec, int64_t seq_length)
+    : spec_(spec), seq_length_(seq_length) {
     // the ranges of data.synthetic_* in model/config
-    FP8FLOW_CHECK(o.vocab_size >= 2 && o.order >= 1 && o.noise > 0 && o.successors >= 1 && o.seq_length >= 1,
-                  "{} symbols, order {}, noise {}, {} successors, seq_length {}", o.vocab_size, o.order,
-                  o.noise, o.successors, o.seq_length);
+    FP8FLOW_CHECK(spec_.synthetic_vocab_size >= 2 && spec_.synthetic_order >= 1 &&
+                      spec_.synthetic_noise > 0 && spec_.synthetic_successors >= 1 && seq_length_ >= 1,
+                  "{} symbols, order {}, noise {}, {} successors, seq_length {}", spec_.synthetic_vocab_size,
+                  spec_.synthetic_order, spec_.synthetic_noise, spec_.synthetic_successors, seq_length_);
     contexts_ = 1;
-    for (int64_t i = 0; i < o.order; ++i) {
-        contexts_ *= o.vocab_size;
-        FP8FLOW_CHECK(contexts_ * o.vocab_size <= kMaxTableEntries, "{} symbols, order {}", o.vocab_size,
-                      o.order);
+    for (int64_t i = 0; i < spec_.synthetic_order; ++i) {
+        contexts_ *= spec_.synthetic_vocab_size;
+        FP8FLOW_CHECK(contexts_ * spec_.synthetic_vocab_size <= kMaxTableEntries, "{} symbols, order {}",
+                      spec_.synthetic_vocab_size, spec_.synthetic_order);
     }
     build_table();
     find_stationary();
     compute_entropies();
-    fingerprint_ = mix64(o.seed, static_cast<uint64_t>(o.vocab_size), static_cast<uint64_t>(o.order));
-    for (const double value : {o.zipf_exponent, o.noise, static_cast<double>(o.successors)})
+    fingerprint_ = mix64(spec_.synthetic_seed, static_cast<uint64_t>(spec_.synthetic_vocab_size),
+                         static_cast<uint64_t>(spec_.synthetic_order));
+    for (const double value : {spec_.synthetic_zipf_exponent, spec_.synthetic_noise,
+                               static_cast<double>(spec_.synthetic_successors)})
         fingerprint_ = mix64(fingerprint_, std::bit_cast<uint64_t>(value));
 }
 
 void SyntheticSource::build_table() {
-    const auto vocab = static_cast<size_t>(options_.vocab_size);
+    const auto vocab = static_cast<size_t>(spec_.synthetic_vocab_size);
     std::vector<double> zipf(vocab), zipf_end(vocab);
     double sum = 0.0;
     for (size_t x = 0; x < vocab; ++x)
-        sum += zipf[x] = std::pow(static_cast<double>(x + 1), -options_.zipf_exponent);
+        sum += zipf[x] = std::pow(static_cast<double>(x + 1), -spec_.synthetic_zipf_exponent);
     for (double& share : zipf) share /= sum;
     std::partial_sum(zipf.begin(), zipf.end(), zipf_end.begin());
     start_.resize(static_cast<size_t>(contexts_) * vocab);
     std::vector<double> row(vocab);
     for (int64_t context = 0; context < contexts_; ++context) {
-        for (size_t x = 0; x < vocab; ++x) row[x] = options_.noise * zipf[x];
-        double weight = 1.0 - options_.noise;
-        for (int64_t j = 0; j < options_.successors; ++j) {
-            if (j + 1 < options_.successors) weight *= 0.5;  // the last one takes what is left
-            const double u =
-                unit_interval(mix64(options_.seed, static_cast<uint64_t>(context), static_cast<uint64_t>(j)));
+        for (size_t x = 0; x < vocab; ++x) row[x] = spec_.synthetic_noise * zipf[x];
+        double weight = 1.0 - spec_.synthetic_noise;
+        for (int64_t j = 0; j < spec_.synthetic_successors; ++j) {
+            if (j + 1 < spec_.synthetic_successors) weight *= 0.5;  // the last one takes what is left
+            const double u = unit_interval(
+                mix64(spec_.synthetic_seed, static_cast<uint64_t>(context), static_cast<uint64_t>(j)));
             const auto drawn = std::upper_bound(zipf_end.begin(), zipf_end.end() - 1, u) - zipf_end.begin();
             row[static_cast<size_t>(drawn)] += weight;
         }
@@ -79,14 +82,14 @@ void SyntheticSource::build_table() {
 }
 
 double SyntheticSource::probability(int64_t context, int64_t symbol) const {
-    const size_t at = static_cast<size_t>(context * options_.vocab_size + symbol);
-    const double end = symbol + 1 < options_.vocab_size ? static_cast<double>(start_[at + 1]) : kWords;
+    const size_t at = static_cast<size_t>(context * spec_.synthetic_vocab_size + symbol);
+    const double end = symbol + 1 < spec_.synthetic_vocab_size ? static_cast<double>(start_[at + 1]) : kWords;
     return (end - static_cast<double>(start_[at])) / kWords;
 }
 
 // Power iteration over contexts: (c, x) leads to the context that drops c's oldest symbol and takes x.
 void SyntheticSource::find_stationary() {
-    const int64_t vocab = options_.vocab_size;
+    const int64_t vocab = spec_.synthetic_vocab_size;
     const int64_t tail = contexts_ / vocab;
     std::vector<double> now(static_cast<size_t>(contexts_), 1.0 / static_cast<double>(contexts_)),
         next(now.size());
@@ -110,20 +113,20 @@ void SyntheticSource::find_stationary() {
             "synthetic data: the stationary distribution did not settle in {} steps (change {:.1e}); raise "
             "noise (now {}) or "
             "lower order (now {})",
-            kMaxPowerIterations, change, options_.noise, options_.order);
+            kMaxPowerIterations, change, spec_.synthetic_noise, spec_.synthetic_order);
     stationary_ = std::move(now);
     cumulative_.resize(stationary_.size());
     std::partial_sum(stationary_.begin(), stationary_.end(), cumulative_.begin());
 }
 
 void SyntheticSource::compute_entropies() {
-    const auto order = static_cast<size_t>(options_.order);
+    const auto order = static_cast<size_t>(spec_.synthetic_order);
     // H(X_1 .. X_j): the marginal of the stationary distribution over the j latest symbols (any j neighbours
     // have that law).
     block_entropy_.assign(order + 1, 0.0);
     int64_t size = 1;
     for (size_t j = 1; j <= order; ++j) {
-        size *= options_.vocab_size;
+        size *= spec_.synthetic_vocab_size;
         std::vector<double> marginal(static_cast<size_t>(size), 0.0);
         for (int64_t c = 0; c < contexts_; ++c)
             marginal[static_cast<size_t>(c % size)] += stationary_[static_cast<size_t>(c)];
@@ -132,24 +135,24 @@ void SyntheticSource::compute_entropies() {
     rate_ = 0.0;
     for (int64_t c = 0; c < contexts_; ++c) {
         double row = 0.0;
-        for (int64_t x = 0; x < options_.vocab_size; ++x) row += entropy_term(probability(c, x));
+        for (int64_t x = 0; x < spec_.synthetic_vocab_size; ++x) row += entropy_term(probability(c, x));
         rate_ += stationary_[static_cast<size_t>(c)] * row;
     }
     // Target t of a window (1-based) has min(t, k) symbols before it that matter.
-    const int64_t short_targets = std::min<int64_t>(options_.order - 1, options_.seq_length);
+    const int64_t short_targets = std::min<int64_t>(spec_.synthetic_order - 1, seq_length_);
     const double first = block_entropy_[static_cast<size_t>(short_targets) + 1] - block_entropy_[1];
-    floor_ = (first + static_cast<double>(options_.seq_length - short_targets) * rate_) /
-             static_cast<double>(options_.seq_length);
+    floor_ =
+        (first + static_cast<double>(seq_length_ - short_targets) * rate_) / static_cast<double>(seq_length_);
 }
 
 void SyntheticSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
-    FP8FLOW_CHECK(std::ssize(tokens) == options_.seq_length + 1, "{} tokens for seq_length {}", tokens.size(),
-                  options_.seq_length);
+    FP8FLOW_CHECK(std::ssize(tokens) == seq_length_ + 1, "{} tokens for seq_length {}", tokens.size(),
+                  seq_length_);
     FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
-    const int64_t vocab = options_.vocab_size;
+    const int64_t vocab = spec_.synthetic_vocab_size;
     const int64_t tail = contexts_ / vocab;
     // The split and "sample" words keep this stream apart from the table's hashes of (seed, context, j).
-    const uint64_t key = mix64(mix64(options_.seed, 0x73616d706c65ULL, static_cast<uint64_t>(split)),
+    const uint64_t key = mix64(mix64(spec_.synthetic_seed, 0x73616d706c65ULL, static_cast<uint64_t>(split)),
                                static_cast<uint64_t>(sample_index));
     const auto drawn =
         std::upper_bound(cumulative_.begin(), cumulative_.end() - 1, unit_interval(mix64(key, 0)));
@@ -174,8 +177,9 @@ std::string SyntheticSource::description() const {
         "synthetic Markov source of order {} over {} symbols (Zipf {}, {} successors, noise {}, seed {}): "
         "entropy rate {:.4f} nats, "
         "floor of the loss {:.4f} nats, unigram entropy {:.4f} nats",
-        options_.order, options_.vocab_size, options_.zipf_exponent, options_.successors, options_.noise,
-        options_.seed, rate_, floor_, unigram_entropy_nats());
+        spec_.synthetic_order, spec_.synthetic_vocab_size, spec_.synthetic_zipf_exponent,
+        spec_.synthetic_successors, spec_.synthetic_noise, spec_.synthetic_seed, rate_, floor_,
+        unigram_entropy_nats());
 }
 
 }  // namespace fp8flow::data

@@ -9,6 +9,7 @@
 // what is really drawn. Read next: data.h.
 #pragma once
 
+#include "model/config/config.h"
 #include "model/data/data.h"
 
 #include <string>
@@ -16,22 +17,13 @@
 
 namespace fp8flow::data {
 
-struct SyntheticOptions {
-    int64_t vocab_size = 64;     // V, symbols
-    int64_t order = 2;           // k; V^(k+1) table entries, at most 2^22
-    double zipf_exponent = 1.0;  // unigram ~ 1 / rank^s
-    int64_t successors = 4;      // favoured next symbols per context
-    double noise = 0.2;          // share of draws that ignore the context; > 0 makes the chain ergodic
-    int64_t seq_length = 256;
-    uint64_t seed = 1;
-};
-
 class SyntheticSource final : public TokenSource {
 public:
-    explicit SyntheticSource(const SyntheticOptions& options);
+    // The chain of data.synthetic_*.
+    SyntheticSource(const DataSpec& spec, int64_t seq_length);
 
-    int64_t vocab_size() const override { return options_.vocab_size; }
-    int64_t seq_length() const override { return options_.seq_length; }
+    int64_t vocab_size() const override { return spec_.synthetic_vocab_size; }
+    int64_t seq_length() const override { return seq_length_; }
     int64_t num_tokens(Split) const override { return kUnlimited; }
     int64_t samples_per_epoch(Split) const override { return kUnlimited; }
     std::string description() const override;
@@ -58,7 +50,8 @@ private:
     void find_stationary();
     void compute_entropies();
 
-    SyntheticOptions options_;
+    DataSpec spec_;
+    int64_t seq_length_;
     int64_t contexts_ = 0;               // V^k
     std::vector<uint32_t> start_;        // [V^k, V] first of the 2^32 equally likely words that give a symbol
     std::vector<double> stationary_;     // [V^k]

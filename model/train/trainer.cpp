@@ -82,15 +82,7 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
                     "data.data_kind: got text for {} with model.vocab_size {}, want {} with it: {}",
                     config.imported, config.model.vocab_size, kByteVocabulary, kTextIsBytes);
             return std::make_shared<TextSource>(files);
-        case DataKind::synthetic:
-            return std::make_shared<SyntheticSource>(
-                SyntheticOptions{.vocab_size = d.synthetic_vocab_size,
-                                 .order = d.synthetic_order,
-                                 .zipf_exponent = d.synthetic_zipf_exponent,
-                                 .successors = d.synthetic_successors,
-                                 .noise = d.synthetic_noise,
-                                 .seq_length = config.model.seq_length,
-                                 .seed = d.synthetic_seed});
+        case DataKind::synthetic: return std::make_shared<SyntheticSource>(d, config.model.seq_length);
         case DataKind::shards: return std::make_shared<ShardSource>(files);
         case DataKind::megatron: return std::make_shared<MegatronSource>(files);
     }

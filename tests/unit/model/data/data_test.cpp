@@ -124,6 +124,14 @@ std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t i
     return tokens;
 }
 
+DataSpec chain(int64_t symbols, int64_t order, uint64_t seed) {
+    DataSpec spec;
+    spec.synthetic_vocab_size = symbols;
+    spec.synthetic_order = order;
+    spec.synthetic_seed = seed;
+    return spec;
+}
+
 // Stationary distribution of a chain of order 1 by Gaussian elimination, as the source uses power iteration.
 std::vector<double> solve_stationary(const SyntheticSource& source) {
     const auto n = static_cast<size_t>(source.vocab_size());
@@ -153,8 +161,9 @@ std::vector<double> solve_stationary(const SyntheticSource& source) {
 
 TEST(Synthetic, EntropyOfOrderOneMatchesALinearSolve) {
     for (const double noise : {0.05, 0.3, 1.0}) {
-        const SyntheticSource source(
-            {.vocab_size = 40, .order = 1, .noise = noise, .seq_length = 32, .seed = 3});
+        DataSpec spec = chain(40, 1, 3);
+        spec.synthetic_noise = noise;
+        const SyntheticSource source(spec, 32);
         const std::vector<double> pi = solve_stationary(source);
         double rate = 0.0, unigram = 0.0;
         for (int64_t c = 0; c < 40; ++c) {
@@ -177,8 +186,9 @@ TEST(Synthetic, EntropyOfOrderOneMatchesALinearSolve) {
 }
 
 TEST(Synthetic, PureNoiseIsTheZipfLaw) {
-    const SyntheticSource source(
-        {.vocab_size = 10, .order = 1, .zipf_exponent = 1.0, .noise = 1.0, .seq_length = 8});
+    DataSpec spec = chain(10, 1, 1);
+    spec.synthetic_noise = 1.0;
+    const SyntheticSource source(spec, 8);
     double harmonic = 0.0, entropy = 0.0;
     for (int i = 1; i <= 10; ++i) harmonic += 1.0 / i;
     for (int i = 1; i <= 10; ++i) {
@@ -215,16 +225,16 @@ double empirical_rate(const SyntheticSource& source, int64_t order, int64_t samp
 }
 
 TEST(Synthetic, EntropyMatchesThePlugInEstimateOfDrawnTokens) {
-    const SyntheticSource one({.vocab_size = 32, .order = 1, .seq_length = 255, .seed = 11});
+    const SyntheticSource one(chain(32, 1, 11), 255);
     EXPECT_NEAR(empirical_rate(one, 1, 4000), one.entropy_rate_nats(), 0.005);
-    const SyntheticSource two({.vocab_size = 12, .order = 2, .seq_length = 255, .seed = 12});
+    const SyntheticSource two(chain(12, 2, 12), 255);
     EXPECT_NEAR(empirical_rate(two, 2, 4000), two.entropy_rate_nats(), 0.005);
     // A wrong order must be told apart by this test.
     EXPECT_GT(empirical_rate(two, 1, 4000), two.entropy_rate_nats() + 0.05);
 }
 
 TEST(Synthetic, WindowsBeginStationaryAndTheFloorCountsShortContexts) {
-    const SyntheticSource source({.vocab_size = 8, .order = 3, .seq_length = 4, .seed = 5});
+    const SyntheticSource source(chain(8, 3, 5), 4);
     // Law of each position over many windows: equal to the unigram marginal of the stationary distribution.
     std::vector<double> marginal(8, 0.0);
     for (int64_t c = 0; c < source.num_contexts(); ++c)
@@ -254,16 +264,16 @@ TEST(Synthetic, WindowsBeginStationaryAndTheFloorCountsShortContexts) {
     EXPECT_NEAR(*source.entropy_floor_nats(), floor, 1e-9);
     EXPECT_GT(floor, source.entropy_rate_nats());
     // Windows shorter than the order have short contexts only.
-    const SyntheticSource tiny({.vocab_size = 8, .order = 3, .seq_length = 1, .seed = 5});
+    const SyntheticSource tiny(chain(8, 3, 5), 1);
     EXPECT_NEAR(*tiny.entropy_floor_nats(), h2 - h1, 1e-9);
 }
 
 TEST(Synthetic, IsAPureFunctionOfSeedSplitAndIndex) {
-    const SyntheticOptions options{.vocab_size = 64, .order = 2, .seq_length = 64, .seed = 9};
-    const SyntheticSource a(options), b(options);
-    SyntheticOptions other = options;
-    other.seed = 10;
-    const SyntheticSource c(other);
+    const DataSpec spec = chain(64, 2, 9);
+    const SyntheticSource a(spec, 64), b(spec, 64);
+    DataSpec other = spec;
+    other.synthetic_seed = 10;
+    const SyntheticSource c(other, 64);
     EXPECT_EQ(a.fingerprint(), b.fingerprint());
     EXPECT_NE(a.fingerprint(), c.fingerprint());
     std::set<std::vector<int32_t>> seen;
@@ -279,7 +289,7 @@ TEST(Synthetic, IsAPureFunctionOfSeedSplitAndIndex) {
 }
 
 TEST(Synthetic, GoldenTokens) {
-    const SyntheticSource source({.vocab_size = 16, .order = 1, .seq_length = 15, .seed = 1});
+    const SyntheticSource source(chain(16, 1, 1), 15);
     const std::vector<int32_t> golden = {8, 2, 12, 2, 5, 13, 2, 11, 14, 0, 1, 1, 1, 1, 1, 0};
     EXPECT_EQ(tokens_of(source, Split::train, 0), golden);
 }
