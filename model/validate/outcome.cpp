@@ -64,8 +64,9 @@ void compare_with_baseline(const ArmLosses& own, const ArmLosses& base, const Ou
     const auto count = static_cast<double>(pairs.size());
     outcome.base /= count;
     outcome.root_mean_square = std::sqrt(squares / count);
-    outcome.training = pairs.size() == 1 ? within_run(pairs[0].own->loss, pairs[0].base->loss, all.window)
-                                         : over_seeds(own.training, base.training, all.training);
+    outcome.training = over_seeds(own.training, base.training, all.training);
+    if (outcome.training.noise == Noise::unknown && pairs.size() == 1)
+        outcome.training = within_run(pairs[0].own->loss, pairs[0].base->loss, all.window);
     outcome.held_out = over_seeds(own.held_out, base.held_out, all.held_out);
     for (size_t i = 0; i < own.runs.size(); ++i)
         if (std::isfinite(own.held_out[i] - base.held_out[i]))

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
 #include <random>
 
@@ -85,26 +84,22 @@ double bartlett_of_pairs(const Table& rows) {
     return freedom > 0 ? freedom * std::log(squares / freedom) - logs : 0;
 }
 
-// The statistics of 1,000 tables of normal values with equal variances, where runs are absent as in `rows`.
-// Kept: the training and the held-out losses have the same runs.
-const std::vector<double>& draws_like(const Table& rows) {
-    std::vector<std::vector<bool>> runs;
-    for (const auto& row : rows) {
-        runs.emplace_back();
-        for (const double value : row) runs.back().push_back(std::isfinite(value));
-    }
-    thread_local std::map<std::vector<std::vector<bool>>, std::vector<double>> known;
-    std::vector<double>& draws = known[std::move(runs)];
+// The share of 1,000 tables of normal values with equal variances that have at least the statistic of `rows`.
+// Absent runs are absent there too.
+double share_of_draws_above(const Table& rows) {
+    constexpr int kDraws = 1000;
     std::mt19937_64 generator(51);
     std::normal_distribution<double> normal;
+    const double own = bartlett_of_pairs(rows);
+    int above = 0;
     Table draw = rows;
-    while (draws.size() < 1000) {
+    for (int i = 0; i < kDraws; ++i) {
         for (auto& row : draw)
             for (double& value : row)
                 if (std::isfinite(value)) value = normal(generator);
-        draws.push_back(bartlett_of_pairs(draw));
+        above += bartlett_of_pairs(draw) >= own;
     }
-    return draws;
+    return static_cast<double>(above) / kDraws;
 }
 
 // Adds an arm. The same bits twice are one arm, with the runs of both.
@@ -207,12 +202,7 @@ PooledVariance pooled_variance(const std::vector<Losses>& arms) {
     if (rows.size() < 2) return {};
     PooledVariance result = residual_of(rows);
     if (result.freedom == 0) return {};
-    if (rows.size() > 2) {
-        const std::vector<double>& draws = draws_like(rows);
-        const double own = bartlett_of_pairs(rows);
-        const auto above = std::ranges::count_if(draws, [&](double draw) { return draw >= own; });
-        result.p = static_cast<double>(above) / static_cast<double>(draws.size());
-    }
+    if (rows.size() > 2) result.p = share_of_draws_above(rows);  // two arms have one difference
     result.same = result.p > 0.25;
     return result;
 }
@@ -225,16 +215,20 @@ Difference over_seeds(const Losses& arm, const Losses& base, const PooledVarianc
     result.pairs = std::ssize(pairs);
     if (pairs.empty()) return result;
     result.mean = mean_of(pairs);
-    if (pairs.size() < 2) return result;
-    double variance = squares_of(pairs) / (count - 1);
+    const bool alone = pairs.size() == 1;
+    double variance = alone ? 0 : squares_of(pairs) / (count - 1);
     result.freedom = count - 1;
     result.noise = Noise::seeds;
     // arms with the same bits differ by 0 whatever the other arms do
-    if (pooled.same && pooled.freedom > result.freedom && variance > 0) {
+    const bool varies = alone ? pairs.front() != 0 : variance > 0;
+    if (pooled.same && pooled.freedom > result.freedom && varies) {
         // a difference has the variance of two runs; an arm that shows more than the others keeps its own
         variance = std::max(variance, 2 * pooled.variance);
         result.freedom = pooled.freedom;
         result.noise = Noise::pooled;
+    } else if (alone) {
+        result.noise = Noise::unknown;
+        return result;
     }
     result.error = std::sqrt(variance / count);
     return result;

@@ -78,6 +78,7 @@ PooledVariance pooled_variance(const std::vector<Losses>& arms);
 
 // Paired by seed. Pooled if that is allowed and gives more degrees of freedom: then with the pooled variance,
 // or with the arm's own if that is larger, because the test misses an arm with three times the noise often.
+// One pair has the pooled variance or none.
 Difference over_seeds(const Losses& arm, const Losses& base, const PooledVariance& pooled);
 // One seed: 20 blocks of steps. Their correlation r leaves 20 (1 - r) / (1 + r) independent ones.
 Difference within_run(const std::vector<double>& arm, const std::vector<double>& base, Window window);

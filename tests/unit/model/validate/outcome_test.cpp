@@ -111,6 +111,7 @@ TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     EXPECT_NE(report::noise_text(all).find("noise within one run only"), std::string::npos);
 }
 
+// The pooled variance, which is that of seeds. Where it may not be pooled, blocks of steps.
 TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
     Runs runs;
     for (const int64_t seed : {1, 2, 3}) {
@@ -122,8 +123,14 @@ TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
     const Outcomes all = outcomes_of(runs, arms, {});
     const std::string text = report::noise_text(all);
     EXPECT_NE(text.find("over 3 seeds"), std::string::npos) << text;
-    EXPECT_NE(text.find("noise within one run only: late"), std::string::npos) << text;
+    EXPECT_EQ(all.find("late")->training.noise, Noise::pooled);
+    EXPECT_NEAR(all.find("late")->training.half_width(), 4.3026527 * 0.001, 1e-6);
     EXPECT_NE(report::answer_text(all, arms.front().config).find("with one seed"), std::string::npos);
+
+    for (const int64_t seed : {1, 2, 3}) runs.push_back(run_of("wild", seed, seed == 2 ? 0.9 : 0));
+    const std::string apart =
+        report::noise_text(outcomes_of(runs, arms_of({"bf16", "flow", "late", "wild"}), {}));
+    EXPECT_NE(apart.find("noise within one run only: late"), std::string::npos) << apart;
 }
 
 // Every figure of the table is a number.
@@ -153,15 +160,18 @@ TEST(Outcome, ATableWithHolesHasNoNan) {
 }
 
 TEST(Outcome, PoolingIsSaidOnlyWhereAnIntervalHasIt) {
-    Runs runs = {run_of("bf16", 1, 0)};  // the baseline of one pair per arm
     const std::vector<double> noise = {0.003, -0.001, 0.002, 0.001, 0.004, -0.002, 0.003, 0.001, -0.001};
+    Runs runs;
     for (const int64_t seed : {1, 2, 3})
         for (const size_t arm : {0, 1, 2})
             runs.push_back(run_of(std::vector{"a", "b", "c"}[arm], seed,
                                   noise[3 * arm + static_cast<size_t>(seed) - 1]));
+    const std::string two = report::noise_text(outcomes_of(runs, arms_of({"a", "b"}), {}));
+    EXPECT_EQ(two.find("pooled"), std::string::npos) << two << ": the interval of two arms is their own";
+    runs.push_back(run_of("bf16", 1, 0));  // the baseline of one pair per arm
     const Outcomes all = outcomes_of(runs, arms_of({"bf16", "a", "b", "c"}), {});
-    EXPECT_TRUE(all.training.same && all.training.p < 1);
-    EXPECT_EQ(report::noise_text(all).find("pooled"), std::string::npos) << report::noise_text(all);
+    EXPECT_EQ(all.find("a")->training.noise, Noise::pooled);
+    EXPECT_NE(report::noise_text(all).find("pooled"), std::string::npos) << report::noise_text(all);
 }
 
 TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
