@@ -95,7 +95,7 @@ std::string Runner::describe(const Case& what, const Shape& shape) {
     Machine machine{*ops_, world_, choice_, &plugin};
     Sets sets(ops_->device());
     build(sets, machine, what, shape);
-    const Call::Baseline& call = sets.calls.front().baseline;
+    const Plugin::Call& call = sets.calls.front().baseline;
     require(!call.tensors.empty(), ExitCode::usage,
             "--describe: {} {} is several calls or an exchange, which no plugin can have", what.name,
             shape.text());
@@ -123,9 +123,9 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     ops.device().synchronize();
     Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
     const Launch launch = launch_of(shape);
-    const Call::Baseline& baseline = sets.calls.front().baseline;
-    row.baseline = baseline.name;
-    const bool has_baseline = !row.baseline.empty() && check_baseline(row, sets.calls.front(), launch);
+    const Plugin::Call& baseline = sets.calls.front().baseline;
+    if (baseline.run) row.baseline = plugin_->name();
+    const bool has_baseline = baseline.run && check_baseline(row, sets.calls.front(), launch);
 
     Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(launch); },
                     .num_sets = num_sets,

@@ -28,13 +28,8 @@ struct Work : OpCost {
 struct Call {
     std::function<void(const Launch&)> run;
     Work work;
-    // The same result from another implementation, measured next to it; no name: there is none.
-    struct Baseline {
-        std::string name = {};
-        std::function<void(const Launch&)> run = {};
-        std::vector<NamedTensor> tensors = {};  // of both, if the results can be compared
-        std::vector<std::string> numbers = {};
-    } baseline = {};
+    // The same result from the plugin, measured next to it; without `run` there is none.
+    Plugin::Call baseline = {};
 };
 
 // Where the calls run. The exchange cases make an exchange of their own, for the shape's limits.
@@ -75,13 +70,9 @@ template <class Args>
 Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args) {
     check(args);
     Ops& ops = machine.ops;
-    Call call{[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); },
-              {cost(args)}};
-    if (machine.plugin != nullptr)
-        if (Plugin::Call theirs = machine.plugin->call(args); theirs.run)
-            call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors),
-                             std::move(theirs.numbers)};
-    return call;
+    return {[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); },
+            {cost(args)},
+            machine.plugin != nullptr ? machine.plugin->call(args) : Plugin::Call{}};
 }
 
 // Builds the call of one operation from its arguments.
