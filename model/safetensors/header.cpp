@@ -7,34 +7,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 namespace fp8flow {
 
 namespace {
 
+// In the order of FileDType.
 struct DTypeName {
-    FileDType dtype;
-    const char* name;
+    std::string_view name;
     int64_t bytes;
 };
-constexpr std::array<DTypeName, 16> kDTypes = {{{FileDType::boolean, "BOOL", 1},
-                                                {FileDType::u8, "U8", 1},
-                                                {FileDType::i8, "I8", 1},
-                                                {FileDType::e5m2, "F8_E5M2", 1},
-                                                {FileDType::e4m3, "F8_E4M3", 1},
-                                                {FileDType::e8m0, "F8_E8M0", 1},
-                                                {FileDType::i16, "I16", 2},
-                                                {FileDType::u16, "U16", 2},
-                                                {FileDType::f16, "F16", 2},
-                                                {FileDType::bf16, "BF16", 2},
-                                                {FileDType::i32, "I32", 4},
-                                                {FileDType::u32, "U32", 4},
-                                                {FileDType::f32, "F32", 4},
-                                                {FileDType::i64, "I64", 8},
-                                                {FileDType::u64, "U64", 8},
-                                                {FileDType::f64, "F64", 8}}};
+constexpr DTypeName kDTypes[] = {{"BOOL", 1},    {"U8", 1},      {"I8", 1},  {"F8_E5M2", 1},
+                                 {"F8_E4M3", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+                                 {"F16", 2},     {"BF16", 2},    {"I32", 4}, {"U32", 4},
+                                 {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8}};
+static_assert(std::size(kDTypes) == static_cast<size_t>(FileDType::f64) + 1);
 constexpr const char* kMetadata = "__metadata__";
 constexpr int64_t kLengthBytes = 8;
 
@@ -120,12 +108,12 @@ std::string problem_of_places(const SafetensorsHeader& header) {
 }  // namespace
 
 int64_t size_of(FileDType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
-const char* name_of(FileDType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+const char* name_of(FileDType dtype) { return kDTypes[static_cast<size_t>(dtype)].name.data(); }
 
 std::optional<FileDType> file_dtype_of(std::string_view name) {
-    for (const DTypeName& known : kDTypes)
-        if (name == known.name) return known.dtype;
-    return std::nullopt;
+    const auto* const found = std::ranges::find(kDTypes, name, &DTypeName::name);
+    if (found == std::end(kDTypes)) return std::nullopt;
+    return static_cast<FileDType>(found - std::begin(kDTypes));
 }
 
 std::string describe(const TensorEntry& entry) {
