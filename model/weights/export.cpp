@@ -257,8 +257,7 @@ std::vector<std::string> export_weights(const OutputFolder& folder, const std::v
             map[tensor.name] = file_name(r, ranks);
             total += checked_bytes(tensor.dtype, tensor.shape).value();
         }
-    const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
-                                          {"weight_map", std::move(map)}};
+    const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
     folder.write_atomic("model.safetensors.index.json", index.dump(2) + "\n");
     return names;
 }

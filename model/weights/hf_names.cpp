@@ -88,17 +88,16 @@ private:
     // Gate above up, [2 * rows, cols]; `width`: the rows that the files have of each, the rest is zero (0:
     // all).
     void gate_up(const std::string& prefix, ExpertNames names, int64_t width = 0) {
-        const int64_t rows = spec_.shape[1] / 2, cols = spec_.shape[2], theirs = width > 0 ? width : rows,
-                      first = row_;
+        const int64_t rows = spec_.shape[1] / 2, cols = spec_.shape[2], theirs = width > 0 ? width : rows;
         if (names == ExpertNames::linear)
             return add(prefix + "input_linear.weight", {2 * rows, cols}, 0, 2 * rows);
         const bool numbered = names == ExpertNames::numbered;
-        add(prefix + (numbered ? "w1.weight" : "gate_proj.weight"), {theirs, cols}, 0, theirs);
-        pieces_.back().zero_rows = rows - theirs;
-        row_ = first + rows;
-        add(prefix + (numbered ? "w3.weight" : "up_proj.weight"), {theirs, cols}, 0, theirs);
-        pieces_.back().zero_rows = rows - theirs;
-        row_ = first + 2 * rows;
+        for (const char* name :
+             {numbered ? "w1.weight" : "gate_proj.weight", numbered ? "w3.weight" : "up_proj.weight"}) {
+            add(prefix + name, {theirs, cols}, 0, theirs);
+            pieces_.back().zero_rows = rows - theirs;
+            row_ += rows - theirs;
+        }
     }
     void down(const std::string& prefix, ExpertNames names, int64_t width = 0) {
         const int64_t rows = spec_.shape[1], ours = spec_.shape[2], theirs = width > 0 ? width : ours;
