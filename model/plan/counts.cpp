@@ -13,12 +13,6 @@
 namespace fp8flow::plan {
 namespace {
 
-int64_t attention_parameters(const ModelSpec& model) {
-    int64_t sum = 0;
-    for (const AttentionWeight& weight : attention_weights(model)) sum += weight.n * weight.k;
-    return sum;
-}
-
 // log of the binomial coefficient.
 double log_choose(int64_t n, int64_t k) {
     return std::lgamma(f64(n) + 1) - std::lgamma(f64(k) + 1) - std::lgamma(f64(n) - f64(k) + 1);
@@ -60,8 +54,10 @@ void check_countable(const Config& config) {
     const MoeSpec& moe = config.moe;
     const double ffn = f64(m.num_layers) * 3 * f64(m.hidden_size);
     const double experts = ffn * f64(moe.num_experts) * f64(moe.moe_ffn_hidden_size);
+    const int64_t attention =
+        sum_of(attention_weights(m), [](const AttentionWeight& w) { return w.n * w.k; });
     const double others = ffn * f64(std::max(m.ffn_hidden_size, moe.moe_shared_expert_intermediate_size)) +
-                          f64(m.num_layers) * f64(attention_parameters(m)) +
+                          f64(m.num_layers) * f64(attention) +
                           2 * f64(m.padded_vocab_size) * f64(m.hidden_size);
     require(
         experts + others <= kMost, ExitCode::usage,

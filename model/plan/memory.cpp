@@ -76,14 +76,13 @@ struct WeightBytes {
 };
 
 WeightBytes weight_bytes(const Config& config, int64_t gpus) {
-    double quantised = 0, parameters = 0;  // quantised: parameters with FP8 copies only
+    double quantised = 0;  // parameters with FP8 copies only
     WeightBytes bytes;
     for (const QuantisedWeight& weight : quantised_weights(config, gpus)) {
         bytes.fp8_copies += f64(weight.count) * weight_copies_bytes(weight.format, weight.n, weight.k);
         quantised += f64(weight.count * weight.n * weight.k);
     }
-    for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
-    bytes.bf16 = 2 * (parameters - quantised);
+    bytes.bf16 = 2 * (f64(sum_of(count_parameters(config), &ParameterPart::per_rank)) - quantised);
     return bytes;
 }
 
@@ -446,11 +445,8 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
             if (std::ranges::find(parts, part.part) != parts.end()) sum += part.forward;
         return sum;
     };
-    double wire_forward = 0, dispatch = 0;
-    for (const WireItem& leg : wire_bytes(config)) {
-        wire_forward += leg.forward;
-        if (leg.leg == "dispatch") dispatch = leg.forward;
-    }
+    const std::vector<WireItem> wire = wire_bytes(config);
+    const double dispatch = std::ranges::find(wire, "dispatch", &WireItem::leg)->forward;
     std::vector<RecomputeChoice> choices;
     for (const auto& [mode, r] : modes) {
         Config with = config;
@@ -468,7 +464,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
         // The backward pass needs fc1's output again, two thirds of an expert's FLOPs, and never fc2's.
         if (r.moe_expert) again += forward({"experts"}) * 2 / 3;
         if (r.shared_experts) again += forward({"shared expert"}) * 2 / 3;
-        if (whole || r.moe) choice.extra_wire_bytes = wire_forward;
+        if (whole || r.moe) choice.extra_wire_bytes = sum_of(wire, &WireItem::forward);
         if (r.saved_rows == SavedRows::none) choice.extra_wire_bytes = dispatch;
         choices.push_back(choice);
     }

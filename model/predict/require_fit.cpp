@@ -14,10 +14,6 @@ namespace fp8flow::predict {
 
 namespace {
 
-double needed_by(const Config& config, int64_t ranks, Where where) {
-    return fit_of(config, ranks, std::numeric_limits<double>::infinity(), where).needed;
-}
-
 // Memory that a rank may use: of its GPU, or its share of its host's.
 struct FreeMemory {
     double bytes = 0;
@@ -55,9 +51,10 @@ void require_fit(report::RunLog& log, const std::vector<Config>& runs, const Bac
                  ProcessGroup& world, int64_t ranks_on_host, WhereShort what) {
     const int64_t ranks = world.size();
     const Where where = backend.kind == BackendKind::hopper ? Where::gpu : Where::host;
-    const Config& largest = *std::ranges::max_element(runs, [&](const Config& a, const Config& b) {
-        return needed_by(a, ranks, where) < needed_by(b, ranks, where);
-    });
+    const auto needed_by = [&](const Config& config) {
+        return fit_of(config, ranks, std::numeric_limits<double>::infinity(), where).needed;
+    };
+    const Config& largest = *std::ranges::max_element(runs, {}, needed_by);
     const FreeMemory mine = free_memory(backend, largest, ranks_on_host);
     std::vector<double> all(static_cast<size_t>(ranks));
     world.all_gather(&mine.bytes, sizeof mine.bytes, all.data());

@@ -84,8 +84,8 @@ public:
         const double row = s_.hidden * (2 * kPlain + (wire_rows ? s_.wire : 0)) + kWord;
         add("norm", direction, 1, s_.tokens * row + kWord * s_.hidden);
     }
-    void norm_backward(bool residual = true) {
-        const double row = (residual ? 4 : 3) * kPlain * s_.hidden + kWord;
+    void norm_backward() {
+        const double row = 4 * kPlain * s_.hidden + kWord;
         add("norm", "backward", 2, s_.tokens * row + 3 * kWord * s_.hidden);
     }
 
