@@ -21,12 +21,11 @@ std::string layer_table(const Profile& profile) {
     const auto any = [&](auto known) { return std::ranges::any_of(profile.arms, known); };
     const bool clock = any([](const ArmProfile& arm) { return arm.whole.clock.median > 0; });
     const bool energy = any([](const ArmProfile& arm) { return arm.passes_joules_per_step.has_value(); });
-    std::vector<Table::Column> columns = {
-        {"recipe", Align::left}, {"layer ms"}, {"min"}, {"max"}, {"speed-up"}, {"TFLOP/s"}};
-    if (clock) columns.push_back({"M cycles"});
-    if (energy) columns.push_back({"mJ/token"});
-    columns.insert(columns.end(), {{"saved"}, {"step ms"}});
-    Table table(columns);
+    Table::Headers numbers = {"layer ms", "min", "max", "speed-up", "TFLOP/s"};
+    if (clock) numbers.push_back("M cycles");
+    if (energy) numbers.push_back("mJ/token");
+    numbers.insert(numbers.end(), {"saved", "step ms"});
+    Table table({"recipe"}, numbers);
     const size_t shown = std::min(profile.arms.size(), kShownArms);
     bool unresolved = false;
     for (size_t i = 0; i < shown; ++i) {
@@ -85,10 +84,9 @@ std::vector<const ProfileRow*> largest_stages(const ArmProfile& arm) {
 }
 
 std::string stage_table(const ArmProfile& base, const ArmProfile& arm) {
-    std::vector<Table::Column> columns = {
-        {"stage", Align::left}, {"direction", Align::left}, {"ms"}, {"of layer"}, {"of ceiling"}};
-    if (&base != &arm) columns.push_back({base.name + " ms"});
-    Table table(columns);
+    Table::Headers numbers = {"ms", "of layer", "of ceiling"};
+    if (&base != &arm) numbers.push_back(base.name + " ms");
+    Table table({"stage", "direction"}, numbers);
     for (const ProfileRow* row : largest_stages(arm)) {
         std::vector<std::string> cells = {row->stage, row->direction, milliseconds(row->seconds.median),
                                           format_percent(row->share, 0), ceiling_text(*row)};

@@ -15,11 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-double speed_up(const Profile& profile, const ArmProfile& arm) {
-    const double own = arm.whole.layer.median;
-    return own > 0 ? profile.arms.front().whole.layer.median / own : 0;
-}
-
 // "layer_mixtral_8x7b, one MoE layer on 4 GPUs: fp8_flow 1.42 x as fast as bf16"
 std::string title_of(const Profile& profile) {
     std::string title =
@@ -30,7 +25,7 @@ std::string title_of(const Profile& profile) {
     if (profile.ablation) return title + ", without one optimisation at a time";
     const ArmProfile &first = profile.arms.front(), *best = &first;
     for (const ArmProfile& arm : profile.arms)
-        if (resolved(first.whole.layer, arm.whole.layer) && speed_up(profile, arm) > speed_up(profile, *best))
+        if (resolved(first.whole.layer, arm.whole.layer) && arm.whole.layer.median < best->whole.layer.median)
             best = &arm;
     if (best == &first) return title + ": none faster than " + first.name + " beyond the spread";
     return title +
