@@ -152,20 +152,18 @@ void ReplayLayer::gemm(Context& ctx, std::string_view stage, const ScaledTensor&
         {"fc2 dgrad", {"grad_fc2", "grad_swiglu"}},
         {"fc1 dgrad", {"grad_fc1", "grad_dispatch"}}};
     const auto& [read, written] = kNames.at(stage);
-    const char* const owner = groups.counts.data == layer_->all_tokens().counts.data ? "shared." : "";
+    const std::string owner = groups.counts.data == layer_->all_tokens().counts.data ? "shared." : "";
     int64_t rows = 0;
     device().copy_out(&rows, groups.offsets.as<int64_t>() + groups.num_groups, sizeof rows,
                       ctx.launch.stream);
-    intermediates_[fmt::format("{}{}", owner, written)] = routed_rows(result, rows);
-    if (operand.layout == ScaleLayout::none) {
-        intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(operand.data, rows);
-        return;
-    }
+    intermediates_[owner + written] = routed_rows(result, rows);
     ArenaScope scope(ctx.scratch);
-    const TensorView plain =
-        ctx.scratch.tensor(DType::f32, {operand.data.dim(0), operand.data.cols()}, "cast");
-    ctx.ops.dequantize({.src = operand, .groups = groups, .dst = plain}, ctx.launch);
-    intermediates_[fmt::format("{}{}", owner, read)] = routed_rows(plain, rows);
+    TensorView plain = operand.data;
+    if (operand.layout != ScaleLayout::none) {
+        plain = ctx.scratch.tensor(DType::f32, {plain.dim(0), plain.cols()}, "cast");
+        ctx.ops.dequantize({.src = operand, .groups = groups, .dst = plain}, ctx.launch);
+    }
+    intermediates_[owner + read] = routed_rows(plain, rows);
 }
 
 void ReplayLayer::router_gradient(Context&, const TensorView& dprobs) {
