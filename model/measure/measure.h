@@ -22,9 +22,6 @@ struct MeasureOptions {
     int calls_per_short_sample = 10;  // a sample is so many calls where one is shorter than kShortCall
     double idle_seconds = 0.8;        // pause before a burst
     double sustained_seconds = 0.8;   // 0: no sustained regime
-
-    // For devices that work while the caller waits: no regimes to distinguish, and long calls.
-    static MeasureOptions for_host() { return {1, 3, 1, 0.0, 0.0}; }
 };
 
 constexpr double kShortCall = 0.4e-3;  // seconds
