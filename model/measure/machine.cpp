@@ -67,7 +67,7 @@ LowerBound MachineCeilings::bound_of(const OpCost& cost, double wire_bytes) {
 }
 
 MachineRates MachineCeilings::rates() {
-    const auto half = static_cast<double>(largest_ / 2);
+    const auto half = static_cast<double>(largest_) / 2;
     return {.device = probe_->device_name(),
             .bytes_per_second = 2 * half / traffic_seconds({.bytes = 2 * half, .written = half}),
             .bf16_flops = ceilings_.gemm(GemmKind::bf16),
