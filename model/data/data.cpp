@@ -28,8 +28,9 @@ int64_t held_out_in(const TokenSource& source, const TokenSource& trained) {
     });
 }
 
-WindowedSource::WindowedSource(int64_t seq_length, uint64_t seed) : seq_length_(seq_length), seed_(seed) {
-    FP8FLOW_CHECK(seq_length > 0, "seq_length {}", seq_length);
+WindowedSource::WindowedSource(const Config& config)
+    : seq_length_(config.model.seq_length), seed_(config.training.seed) {
+    FP8FLOW_CHECK(seq_length_ > 0, "seq_length {}", seq_length_);
 }
 
 int64_t WindowedSource::samples_per_epoch(Split split) const {

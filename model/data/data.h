@@ -5,6 +5,8 @@
 // and a resumed run needs only a counter. Read next: text.h, synthetic.h, shards.h.
 #pragma once
 
+#include "model/config/config.h"
+
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -74,7 +76,7 @@ public:
     void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const final;
 
 protected:
-    WindowedSource(int64_t seq_length, uint64_t seed);
+    explicit WindowedSource(const Config& config);  // model.seq_length, training.seed
 
     // Copies tokens [first, first + tokens.size()) of the stream of `split`; the range is inside num_tokens.
     virtual void read(Split split, int64_t first, std::span<int32_t> tokens) const = 0;

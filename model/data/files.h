@@ -23,25 +23,6 @@ struct DataFiles {
     std::vector<std::string> warnings;  // of what is named and has no effect
 };
 
-// Which files a source reads, and how.
-struct FileOptions {
-    std::vector<std::string> data_path = {};  // files, folders, globs
-    // Text. Kept inside folders; empty: all; "": names without an extension.
-    std::vector<std::string> extensions = {};
-    // Text is kept in memory, in every rank; files are taken in the order of their relative path until this
-    // many bytes.
-    int64_t max_bytes = int64_t{1} << 30;
-    // Where the format does not define it. Of text the share of files (or, of a single file, of its bytes)
-    // that is held out; 0: no held-out part.
-    double held_out_fraction = 0.1;
-    int64_t vocab_size = 50257;  // of tokens; text has that of bytes
-    int64_t seq_length = 256;
-    uint64_t seed = 1;
-    // Tokens: parts of up to this many bytes are checked whole at the start; larger ones when a sample is
-    // read.
-    int64_t check_at_start_bytes = int64_t{64} << 20;
-};
-
 // Expands files, folders (recursive) and globs (*, ?, [..], {a,b}; a wildcard does not cross '/'). Of braces,
 // one alternative that matches is enough, so that a list can name places of several systems. Sorted by
 // relative path, then by path; a file reached twice (same device and inode) is listed once, with a warning.

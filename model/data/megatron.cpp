@@ -182,9 +182,10 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
     return index;
 }
 
-MegatronSource::MegatronSource(const FileOptions& options) : StreamSource(options) {
+MegatronSource::MegatronSource(const Config& config) : StreamSource(config) {
+    const double held_out = config.data.held_out_fraction;
     std::vector<std::string> entries;
-    for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
+    for (const std::string& entry : config.data.data_path) entries.push_back(index_entry(entry));
     const DataFiles list = list_data_files(entries, {".idx", ".bin"});
     warnings_ = list.warnings;
     std::vector<std::string> alone;
@@ -196,9 +197,9 @@ MegatronSource::MegatronSource(const FileOptions& options) : StreamSource(option
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
                 file.path);
         const std::string prefix = file.path.substr(0, file.path.size() - 4), bin_path = prefix + ".bin";
-        const int64_t bytes = check_vocabulary(prefix + ".json", options.vocab_size);
+        const int64_t bytes = check_vocabulary(prefix + ".json", config.model.vocab_size);
         text_bytes_ = bytes > 0 && text_bytes_ >= 0 ? text_bytes_ + bytes : -1;
-        const MegatronIndex index = read_megatron_index(file.path, options.held_out_fraction);
+        const MegatronIndex index = read_megatron_index(file.path, held_out);
         const TokenFile bin(bin_path);
         const int64_t width = size_of(index.type);
         require_size(bin, bin_path, index.tokens * width,
@@ -219,8 +220,8 @@ MegatronSource::MegatronSource(const FileOptions& options) : StreamSource(option
                         where(), alone.size(), alone.front()));
     require(files_ > 0, ExitCode::data, "{}: no .idx file", where());
     check();
-    if (options.held_out_fraction > 0.0)
-        check_share(options.held_out_fraction,
+    if (held_out > 0.0)
+        check_share(held_out,
                     fmt::format("the last of {} documents are, of each file at least one; name longer files",
                                 documents_));
 }

@@ -30,7 +30,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
 // over .idx files. Of each file the last documents are held out, at least one; of a single document its end.
 class MegatronSource final : public StreamSource {
 public:
-    explicit MegatronSource(const FileOptions& options);
+    explicit MegatronSource(const Config& config);
 
     std::string description() const override;
     // The mean over all documents, if scripts/preprocess_data.py made every file.

@@ -56,10 +56,11 @@ TokenRun open_header(const std::string& path) {
 
 }  // namespace
 
-ShardSource::ShardSource(const FileOptions& options) : StreamSource(options) {
+ShardSource::ShardSource(const Config& config, int64_t check_at_start_bytes)
+    : StreamSource(config, check_at_start_bytes) {
     std::string first_path;
     int64_t width = 0;
-    const DataFiles list = list_data_files(options.data_path, {".bin"});
+    const DataFiles list = list_data_files(config.data.data_path, {".bin"});
     warnings_ = list.warnings;
     for (const DataFile& file : list.files) {
         const std::string name = std::filesystem::path(file.path).filename().string();

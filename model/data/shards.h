@@ -14,7 +14,7 @@ namespace fp8flow::data {
 class ShardSource final : public StreamSource {
 public:
     // Checks every header and file size. Throws ExitCode::data naming the file and the numbers.
-    explicit ShardSource(const FileOptions& options);
+    explicit ShardSource(const Config& config, int64_t check_at_start_bytes = kCheckAtStartBytes);
 
     std::string description() const override;
 };

@@ -24,8 +24,8 @@ double entropy_term(double p) { return p > 0.0 ? -p * std::log(p) : 0.0; }
 
 }  // namespace
 
-SyntheticSource::SyntheticSource(const DataSpec& spec, int64_t seq_length)
-    : spec_(spec), seq_length_(seq_length) {
+SyntheticSource::SyntheticSource(const Config& config)
+    : spec_(config.data), seq_length_(config.model.seq_length) {
     // the ranges of data.synthetic_* in model/config
     FP8FLOW_CHECK(spec_.synthetic_vocab_size >= 2 && spec_.synthetic_order >= 1 &&
                       spec_.synthetic_noise > 0 && spec_.synthetic_successors >= 1 && seq_length_ >= 1,

@@ -9,7 +9,6 @@
 // what is really drawn. Read next: data.h.
 #pragma once
 
-#include "model/config/config.h"
 #include "model/data/data.h"
 
 #include <string>
@@ -20,7 +19,7 @@ namespace fp8flow::data {
 class SyntheticSource final : public TokenSource {
 public:
     // The chain of data.synthetic_*.
-    SyntheticSource(const DataSpec& spec, int64_t seq_length);
+    explicit SyntheticSource(const Config& config);
 
     int64_t vocab_size() const override { return spec_.synthetic_vocab_size; }
     int64_t seq_length() const override { return seq_length_; }

@@ -31,22 +31,22 @@ bool is_held_out(const std::string& relative_path, double held_out_fraction) {
     return unit_interval(path_hash(relative_path)) < held_out_fraction;
 }
 
-TextSource::TextSource(const FileOptions& options)
-    : WindowedSource(options.seq_length, options.seed),
-      where_(fmt::format("{}", fmt::join(options.data_path, ", "))) {
-    FP8FLOW_CHECK(options.held_out_fraction >= 0 && options.held_out_fraction < 1 && options.max_bytes > 0,
-                  "held_out_fraction {}, max_bytes {}", options.held_out_fraction, options.max_bytes);
-    split(load(options), options.held_out_fraction);
+TextSource::TextSource(const Config& config)
+    : WindowedSource(config), where_(fmt::format("{}", fmt::join(config.data.data_path, ", "))) {
+    const DataSpec& spec = config.data;
+    FP8FLOW_CHECK(spec.held_out_fraction >= 0 && spec.held_out_fraction < 1 && spec.max_bytes > 0,
+                  "held_out_fraction {}, max_bytes {}", spec.held_out_fraction, spec.max_bytes);
+    split(load(spec), spec.held_out_fraction);
     require_one_window(Split::train, where_);
-    if (options.held_out_fraction > 0.0) require_one_window(Split::held_out, where_);
+    if (spec.held_out_fraction > 0.0) require_one_window(Split::held_out, where_);
 }
 
-std::vector<TextSource::Document> TextSource::load(const FileOptions& options) {
-    const auto [files, warnings] = list_data_files(options.data_path, options.extensions);
+std::vector<TextSource::Document> TextSource::load(const DataSpec& spec) {
+    const auto [files, warnings] = list_data_files(spec.data_path, spec.file_extensions);
     warnings_ = warnings;
     std::vector<Document> documents;
     std::unordered_set<uint64_t> contents;
-    int64_t left = options.max_bytes;
+    int64_t left = spec.max_bytes;
     for (const DataFile& file : files) {
         if (left == 0) {
             cut_ = true;
@@ -93,7 +93,7 @@ std::vector<TextSource::Document> TextSource::load(const FileOptions& options) {
         warnings_.push_back(fmt::format(
             "data.max_bytes = {} cuts the text: {} of {} bytes are read, of {} of {} files; raise "
             "it to read more",
-            options.max_bytes, options.max_bytes - left, all, documents.size(), files.size()));
+            spec.max_bytes, spec.max_bytes - left, all, documents.size(), files.size()));
     }
     return documents;
 }

@@ -32,7 +32,7 @@ public:
     // byte-wise copies of an earlier file are left out: a copy could otherwise lie in both parts. If the hash
     // leaves a part empty, the file nearest to the threshold changes sides; a single file is cut at a line
     // end instead. Throws ExitCode::data with path and numbers.
-    explicit TextSource(const FileOptions& options);
+    explicit TextSource(const Config& config);
 
     int64_t vocab_size() const override { return kByteVocabulary; }
     int64_t num_tokens(Split split) const override;
@@ -63,7 +63,7 @@ private:
         std::vector<Piece> pieces;
     };
 
-    std::vector<Document> load(const FileOptions& options);
+    std::vector<Document> load(const DataSpec& spec);
     // Counts a file that is not read, and warns if the user named it.
     void leave_out(const DataFile& file, int64_t& count, const char* reason);
     void split(std::vector<Document> documents, double held_out_fraction);

@@ -118,11 +118,11 @@ void TokenStream::check_all(int64_t vocab_size) const {
     }
 }
 
-StreamSource::StreamSource(const FileOptions& options)
-    : WindowedSource(options.seq_length, options.seed),
-      vocab_size_(options.vocab_size),
-      check_at_start_bytes_(options.check_at_start_bytes),
-      where_(options.data_path.size() == 1 ? options.data_path[0] : "data.data_path") {
+StreamSource::StreamSource(const Config& config, int64_t check_at_start_bytes)
+    : WindowedSource(config),
+      vocab_size_(config.model.vocab_size),
+      check_at_start_bytes_(check_at_start_bytes),
+      where_(config.data.data_path.size() == 1 ? config.data.data_path[0] : "data.data_path") {
     FP8FLOW_CHECK(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, "vocabulary of {}", vocab_size_);
 }
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "model/data/data.h"
-#include "model/data/files.h"
 #include "model/safetensors/input.h"
 
 #include <array>
@@ -70,7 +69,9 @@ public:
     uint64_t fingerprint_without_content() const final { return fingerprint_; }
 
 protected:
-    explicit StreamSource(const FileOptions& options);
+    // Parts of up to check_at_start_bytes are checked whole at the start; larger ones when a sample is read.
+    static constexpr int64_t kCheckAtStartBytes = int64_t{64} << 20;
+    explicit StreamSource(const Config& config, int64_t check_at_start_bytes = kCheckAtStartBytes);
 
     void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
     const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }

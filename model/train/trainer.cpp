@@ -69,22 +69,15 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
         }
         return std::make_shared<BlendedSource>(std::move(parts));
     }
-    const FileOptions files{.data_path = d.data_path,
-                            .extensions = d.file_extensions,
-                            .max_bytes = d.max_bytes,
-                            .held_out_fraction = d.held_out_fraction,
-                            .vocab_size = config.model.vocab_size,
-                            .seq_length = config.model.seq_length,
-                            .seed = config.training.seed};
     switch (d.data_kind) {
         case DataKind::text:
             require(config.imported.empty() || config.model.vocab_size == kByteVocabulary, ExitCode::usage,
                     "data.data_kind: got text for {} with model.vocab_size {}, want {} with it: {}",
                     config.imported, config.model.vocab_size, kByteVocabulary, kTextIsBytes);
-            return std::make_shared<TextSource>(files);
-        case DataKind::synthetic: return std::make_shared<SyntheticSource>(d, config.model.seq_length);
-        case DataKind::shards: return std::make_shared<ShardSource>(files);
-        case DataKind::megatron: return std::make_shared<MegatronSource>(files);
+            return std::make_shared<TextSource>(config);
+        case DataKind::synthetic: return std::make_shared<SyntheticSource>(config);
+        case DataKind::shards: return std::make_shared<ShardSource>(config);
+        case DataKind::megatron: return std::make_shared<MegatronSource>(config);
     }
     fail(ExitCode::internal, "unknown data kind {}", static_cast<int>(d.data_kind));
 }

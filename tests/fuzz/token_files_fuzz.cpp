@@ -2,6 +2,7 @@
 // Tokenised data: the first byte says which format, for Megatron's the next two how many bytes are the index
 // and the rest is the .bin. A source that opens gives only tokens of the vocabulary.
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/file_data.h"
 
 #include "model/data/megatron.h"
 #include "model/data/shards.h"
@@ -66,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (kind % 2 == 0) {
         const std::string path = folder.write("x_train.bin", data + 1, size - 1);
         fuzz::accepts(ExitCode::data, [&] {
-            read_all(ShardSource({.data_path = {path}, .vocab_size = kVocabulary, .seq_length = 8}));
+            read_all(ShardSource(FileData{.data_path = {path}, .vocab_size = kVocabulary, .seq_length = 8}));
         });
         return 0;
     }
@@ -75,10 +76,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string path = folder.write("x.idx", data + 3, index);
     folder.write("x.bin", data + 3 + index, rest - index);
     fuzz::accepts(ExitCode::data, [&] {
-        read_all(MegatronSource({.data_path = {path},
-                                 .held_out_fraction = kind % 4 == 1 ? 0.25 : 0.0,
-                                 .vocab_size = kVocabulary,
-                                 .seq_length = 8}));
+        read_all(MegatronSource(FileData{.data_path = {path},
+                                         .held_out_fraction = kind % 4 == 1 ? 0.25 : 0.0,
+                                         .vocab_size = kVocabulary,
+                                         .seq_length = 8}));
     });
     return 0;
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/core/error.h"
 #include "model/data/text.h"
+#include "tests/support/file_data.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +99,7 @@ TEST(Blend, WarnsOfTextThatOneDataSetHoldsOutAndAnotherTrainsOn) {
         folder.write(fmt::format("sub/f{}.txt", i), std::string(100 + static_cast<size_t>(i), 'x'));
     const auto text = [&](const std::string& name) {
         return std::make_shared<TextSource>(
-            FileOptions{.data_path = {folder.path(name)}, .held_out_fraction = 0.3, .seq_length = 16});
+            FileData{.data_path = {folder.path(name)}, .held_out_fraction = 0.3, .seq_length = 16});
     };
     const auto warnings = [](const std::vector<std::shared_ptr<TextSource>>& sources) {
         std::vector<BlendedSource::Part> parts;

@@ -3,6 +3,7 @@
 // held out, and a list of broken ones, each refused with its file and its numbers.
 #include "model/data/megatron.h"
 
+#include "tests/support/file_data.h"
 #include "tests/support/files.h"
 
 #include <algorithm>
@@ -69,7 +70,7 @@ struct Dataset {
     }
 };
 
-FileOptions options_of(const std::string& path, double held_out = 0.25, int64_t vocab = 1000) {
+FileData options_of(const std::string& path, double held_out = 0.25, int64_t vocab = 1000) {
     return {.data_path = {path}, .held_out_fraction = held_out, .vocab_size = vocab, .seq_length = 8};
 }
 
@@ -159,7 +160,7 @@ TEST(Megatron, SeveralFilesAreOneStreamAndTheOrderIsThatOfASeed) {
     for (int64_t& id : second.ids) id += 9;  // goes on where the first file's train part ends
     first.write(folder, "a");
     second.write(folder, "b");
-    FileOptions options = options_of(folder.path(), 0.5);
+    FileData options = options_of(folder.path(), 0.5);
     const MegatronSource source(options);
     EXPECT_EQ(source.num_tokens(Split::train), 29);
     EXPECT_EQ(windows_of(source, Split::train),
@@ -204,7 +205,7 @@ TEST(Megatron, WarnsOfWhatIsNamedTwiceAndOfAHeldOutPartFarFromItsShare) {
     expect_contains(far[0],
                     "20 % of the tokens are held out, though data.held_out_fraction is 0.05: the last of 4 "
                     "documents are");
-    FileOptions options = options_of(folder.path("a"));
+    FileData options = options_of(folder.path("a"));
     options.data_path = {folder.path("a"), folder.path("a.bin"), folder.path("a.idx"), folder.path("a")};
     const MegatronSource source(options);
     EXPECT_EQ(source.num_tokens(Split::train), 47);
@@ -366,7 +367,7 @@ TEST(Megatron, VocabularyOfTheTokenizer) {
     folder.write("a.json", R"({"vocab_size": 1000, "state": {"bytes": 100}})");
     EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).bytes_per_token(), 2.5);
     Dataset::of({{20}, {20}}).write(folder, "b");
-    FileOptions both = options_of(folder.path("a"));
+    FileData both = options_of(folder.path("a"));
     both.data_path.push_back(folder.path("b"));
     EXPECT_EQ(MegatronSource(both).bytes_per_token(), std::nullopt);  // of b they are not known
 }

@@ -3,6 +3,7 @@
 // its numbers.
 #include "model/data/shards.h"
 
+#include "tests/support/file_data.h"
 #include "tests/support/files.h"
 
 #include <sys/stat.h>
@@ -55,7 +56,7 @@ std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t i
     return tokens;
 }
 
-FileOptions options_of(const std::string& path, int64_t vocab = 1000) {
+FileData options_of(const std::string& path, int64_t vocab = 1000) {
     return {.data_path = {path}, .vocab_size = vocab, .seq_length = 8};
 }
 
@@ -308,9 +309,7 @@ TEST(Shards, LargePartsAreCheckedWhenRead) {
     folder.write("x_val_0.bin", shard16(ids));
     ids[20] = 5000;
     const std::string path = folder.write("x_train_0.bin", shard16(ids));
-    FileOptions options = options_of(folder.path("x_*.bin"));
-    options.check_at_start_bytes = 0;
-    const ShardSource source(options);
+    const ShardSource source(options_of(folder.path("x_*.bin")), 0);
     std::vector<int32_t> tokens(9);
     expect_contains(error_of(ExitCode::data,
                              [&] {

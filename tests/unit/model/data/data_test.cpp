@@ -124,12 +124,13 @@ std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t i
     return tokens;
 }
 
-DataSpec chain(int64_t symbols, int64_t order, uint64_t seed) {
-    DataSpec spec;
-    spec.synthetic_vocab_size = symbols;
-    spec.synthetic_order = order;
-    spec.synthetic_seed = seed;
-    return spec;
+Config chain(int64_t symbols, int64_t order, uint64_t seed, int64_t seq_length) {
+    Config config;
+    config.data.synthetic_vocab_size = symbols;
+    config.data.synthetic_order = order;
+    config.data.synthetic_seed = seed;
+    config.model.seq_length = seq_length;
+    return config;
 }
 
 // Stationary distribution of a chain of order 1 by Gaussian elimination, as the source uses power iteration.
@@ -161,9 +162,9 @@ std::vector<double> solve_stationary(const SyntheticSource& source) {
 
 TEST(Synthetic, EntropyOfOrderOneMatchesALinearSolve) {
     for (const double noise : {0.05, 0.3, 1.0}) {
-        DataSpec spec = chain(40, 1, 3);
-        spec.synthetic_noise = noise;
-        const SyntheticSource source(spec, 32);
+        Config config = chain(40, 1, 3, 32);
+        config.data.synthetic_noise = noise;
+        const SyntheticSource source(config);
         const std::vector<double> pi = solve_stationary(source);
         double rate = 0.0, unigram = 0.0;
         for (int64_t c = 0; c < 40; ++c) {
@@ -186,9 +187,9 @@ TEST(Synthetic, EntropyOfOrderOneMatchesALinearSolve) {
 }
 
 TEST(Synthetic, PureNoiseIsTheZipfLaw) {
-    DataSpec spec = chain(10, 1, 1);
-    spec.synthetic_noise = 1.0;
-    const SyntheticSource source(spec, 8);
+    Config config = chain(10, 1, 1, 8);
+    config.data.synthetic_noise = 1.0;
+    const SyntheticSource source(config);
     double harmonic = 0.0, entropy = 0.0;
     for (int i = 1; i <= 10; ++i) harmonic += 1.0 / i;
     for (int i = 1; i <= 10; ++i) {
@@ -225,16 +226,16 @@ double empirical_rate(const SyntheticSource& source, int64_t order, int64_t samp
 }
 
 TEST(Synthetic, EntropyMatchesThePlugInEstimateOfDrawnTokens) {
-    const SyntheticSource one(chain(32, 1, 11), 255);
+    const SyntheticSource one(chain(32, 1, 11, 255));
     EXPECT_NEAR(empirical_rate(one, 1, 4000), one.entropy_rate_nats(), 0.005);
-    const SyntheticSource two(chain(12, 2, 12), 255);
+    const SyntheticSource two(chain(12, 2, 12, 255));
     EXPECT_NEAR(empirical_rate(two, 2, 4000), two.entropy_rate_nats(), 0.005);
     // A wrong order must be told apart by this test.
     EXPECT_GT(empirical_rate(two, 1, 4000), two.entropy_rate_nats() + 0.05);
 }
 
 TEST(Synthetic, WindowsBeginStationaryAndTheFloorCountsShortContexts) {
-    const SyntheticSource source(chain(8, 3, 5), 4);
+    const SyntheticSource source(chain(8, 3, 5, 4));
     // Law of each position over many windows: equal to the unigram marginal of the stationary distribution.
     std::vector<double> marginal(8, 0.0);
     for (int64_t c = 0; c < source.num_contexts(); ++c)
@@ -264,16 +265,16 @@ TEST(Synthetic, WindowsBeginStationaryAndTheFloorCountsShortContexts) {
     EXPECT_NEAR(*source.entropy_floor_nats(), floor, 1e-9);
     EXPECT_GT(floor, source.entropy_rate_nats());
     // Windows shorter than the order have short contexts only.
-    const SyntheticSource tiny(chain(8, 3, 5), 1);
+    const SyntheticSource tiny(chain(8, 3, 5, 1));
     EXPECT_NEAR(*tiny.entropy_floor_nats(), h2 - h1, 1e-9);
 }
 
 TEST(Synthetic, IsAPureFunctionOfSeedSplitAndIndex) {
-    const DataSpec spec = chain(64, 2, 9);
-    const SyntheticSource a(spec, 64), b(spec, 64);
-    DataSpec other = spec;
-    other.synthetic_seed = 10;
-    const SyntheticSource c(other, 64);
+    const Config config = chain(64, 2, 9, 64);
+    const SyntheticSource a(config), b(config);
+    Config other = config;
+    other.data.synthetic_seed = 10;
+    const SyntheticSource c(other);
     EXPECT_EQ(a.fingerprint(), b.fingerprint());
     EXPECT_NE(a.fingerprint(), c.fingerprint());
     std::set<std::vector<int32_t>> seen;
@@ -289,7 +290,7 @@ TEST(Synthetic, IsAPureFunctionOfSeedSplitAndIndex) {
 }
 
 TEST(Synthetic, GoldenTokens) {
-    const SyntheticSource source(chain(16, 1, 1), 15);
+    const SyntheticSource source(chain(16, 1, 1, 15));
     const std::vector<int32_t> golden = {8, 2, 12, 2, 5, 13, 2, 11, 14, 0, 1, 1, 1, 1, 1, 0};
     EXPECT_EQ(tokens_of(source, Split::train, 0), golden);
 }

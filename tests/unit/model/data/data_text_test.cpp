@@ -4,6 +4,7 @@
 
 #include "model/data/files.h"
 #include "model/train/trainer.h"
+#include "tests/support/file_data.h"
 #include "tests/support/files.h"
 
 #include <sys/stat.h>
@@ -161,8 +162,8 @@ TEST(DataFiles, RefusesWithPathAndReason) {
 TEST(Text, HeldOutTextIsNeverTrainedOn) {
     const TemporaryFolder folder;
     write_labelled_files(folder, 120);
-    const TextSource source(
-        {.data_path = {folder.path("corpus")}, .held_out_fraction = 0.2, .seq_length = 50, .seed = 4});
+    const TextSource source(FileData{
+        .data_path = {folder.path("corpus")}, .held_out_fraction = 0.2, .seq_length = 50, .seed = 4});
     std::set<std::string> seen[2];
     for (const Split split : {Split::train, Split::held_out})
         for (int64_t i = 0; i < 3 * source.samples_per_epoch(split); ++i)
@@ -178,8 +179,8 @@ TEST(Text, TheSplitDependsOnTheRelativePathOnly) {
     write_labelled_files(one, 60);
     write_labelled_files(two, 60);
     two.write("corpus/zz/extra.txt", "some more text that the first folder does not have");
-    const TextSource a({.data_path = {one.path("corpus")}, .seq_length = 16});
-    const TextSource b({.data_path = {two.path("corpus")}, .seq_length = 16, .seed = 99});
+    const TextSource a(FileData{.data_path = {one.path("corpus")}, .seq_length = 16});
+    const TextSource b(FileData{.data_path = {two.path("corpus")}, .seq_length = 16, .seed = 99});
     for (const Split split : {Split::train, Split::held_out})
         for (const std::string& file : a.files(split)) {
             const auto& others = b.files(split);
@@ -202,7 +203,8 @@ TEST(Text, EveryTokenOfAnEpochIsVisitedOnceAndEpochsDiffer) {
     for (int i = 0; i < 400; ++i) text += static_cast<char>('a' + i % 26);
     folder.write("t/one.txt", text);
     folder.write("t/two.txt", text + "!");
-    const TextSource source({.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 10});
+    const TextSource source(
+        FileData{.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 10});
     EXPECT_EQ(source.num_tokens(Split::train), 400 + 401 + 2);
     EXPECT_EQ(source.num_tokens(Split::held_out), 0);
     const int64_t windows = source.samples_per_epoch(Split::train);
@@ -226,7 +228,8 @@ TEST(Text, BytesAreTokensAndDocumentsEndWith256) {
     std::string bytes = "x";
     for (int i = 1; i < 256; ++i) bytes += static_cast<char>(i);
     folder.write("t/a", bytes);
-    const TextSource source({.data_path = {folder.path("t/a")}, .held_out_fraction = 0.0, .seq_length = 256});
+    const TextSource source(
+        FileData{.data_path = {folder.path("t/a")}, .held_out_fraction = 0.0, .seq_length = 256});
     EXPECT_EQ(source.vocab_size(), 257);
     const std::vector<int32_t> tokens = tokens_of(source, Split::train, 0);
     EXPECT_EQ(tokens[0], 'x');
@@ -243,16 +246,17 @@ TEST(Text, LeavesOutBinaryEmptyAndCopiedFiles) {
     folder.write("t/binary.o", std::string("ELF\0code", 8) + std::string(100, 'c'));
     folder.write("t/late_zero.txt",
                  std::string(4096, 'd') + std::string(1, '\0'));  // past the first 4 KiB: text
-    const TextSource source({.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 8});
+    const TextSource source(
+        FileData{.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 8});
     EXPECT_EQ(source.files(Split::train), (Paths{"a.txt", "b.txt", "late_zero.txt"}));
     expect_contains(source.description(), "left out 1 binary, 1 empty, 1 copies");
     EXPECT_EQ(source.warnings(), Paths{});
     // What is named itself is missed.
     const std::string a = folder.path("t/a.txt"), b = folder.path("t/b.txt");
-    const TextSource named({.data_path = {a, b, folder.path("t/copy_of_b.txt"), folder.path("t/empty.txt"),
-                                          folder.path("t/binary.o")},
-                            .held_out_fraction = 0.0,
-                            .seq_length = 8});
+    const TextSource named(FileData{.data_path = {a, b, folder.path("t/copy_of_b.txt"),
+                                                  folder.path("t/empty.txt"), folder.path("t/binary.o")},
+                                    .held_out_fraction = 0.0,
+                                    .seq_length = 8});
     ASSERT_EQ(named.warnings().size(), 3u);
     expect_contains(named.warnings()[0], "t/binary.o is not read: it is binary");
     expect_contains(named.warnings()[1], "t/copy_of_b.txt is not read: it is a copy of another");
@@ -263,8 +267,8 @@ TEST(Text, CutsAtTheLimitOfBytes) {
     const TemporaryFolder folder;
     for (const char* name : {"t/a", "t/b", "t/c"}) folder.write(name, std::string(100, name[2]));
     const auto tokens = [&](int64_t limit) {
-        const TextSource source(
-            {.data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
+        const TextSource source(FileData{
+            .data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
         const bool cut = source.description().find("cut at data.max_bytes") != std::string::npos;
         return std::pair(source.num_tokens(Split::train), cut);
     };
@@ -274,8 +278,8 @@ TEST(Text, CutsAtTheLimitOfBytes) {
     EXPECT_EQ(tokens(150), std::pair(int64_t{152}, true));
 
     const auto source = [&](int64_t limit) {
-        return TextSource(
-            {.data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
+        return TextSource(FileData{
+            .data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
     };
     EXPECT_EQ(source(300).warnings(), Paths{});
     ASSERT_EQ(source(150).warnings().size(), 1u);
@@ -298,7 +302,8 @@ TEST(Text, WarnsOfAHeldOutPartFarFromItsShare) {
         const TemporaryFolder folder;
         for (size_t i = 0; i < lengths.size(); ++i)
             folder.write(fmt::format("t/{}", i), std::string(lengths[i], static_cast<char>('a' + i)));
-        return TextSource({.data_path = {folder.path("t")}, .held_out_fraction = fraction, .seq_length = 8})
+        return TextSource(
+                   FileData{.data_path = {folder.path("t")}, .held_out_fraction = fraction, .seq_length = 8})
             .warnings();
     };
     ASSERT_EQ(warnings({999, 999}).size(), 1u);
@@ -316,8 +321,8 @@ TEST(Text, BothPartsExistForAnyNumberOfFiles) {
         const TemporaryFolder folder;
         write_labelled_files(folder, count);
         for (const double fraction : {0.01, 0.5, 0.99}) {
-            const TextSource source(
-                {.data_path = {folder.path("corpus")}, .held_out_fraction = fraction, .seq_length = 1});
+            const TextSource source(FileData{
+                .data_path = {folder.path("corpus")}, .held_out_fraction = fraction, .seq_length = 1});
             EXPECT_GT(source.num_tokens(Split::train), 1) << count << " files, " << fraction;
             EXPECT_GT(source.num_tokens(Split::held_out), 1) << count << " files, " << fraction;
         }
@@ -330,7 +335,7 @@ TEST(Text, ASingleFileIsCutAtALineEnd) {
     for (int i = 0; i < 100; ++i) text += "line " + std::to_string(1000 + i) + "\n";  // 10 bytes each
     folder.write("input.txt", text);
     const TextSource source(
-        {.data_path = {folder.path("input.txt")}, .held_out_fraction = 0.095, .seq_length = 9});
+        FileData{.data_path = {folder.path("input.txt")}, .held_out_fraction = 0.095, .seq_length = 9});
     EXPECT_EQ(source.num_tokens(Split::train), 910 + 1);  // byte 905 is inside line 91
     EXPECT_EQ(source.num_tokens(Split::held_out), 90 + 1);
     std::set<std::string> train;
@@ -350,7 +355,7 @@ TEST(Text, SaysWhatIsWrongWithPathAndNumbers) {
     folder.write("mixed/a.txt", std::string(1000, 'a'));
     folder.write("mixed/b.txt", std::string(10, 'b'));
     std::filesystem::create_directories(folder.path("empty"));
-    const auto make = [](FileOptions options) { return [options] { TextSource source(options); }; };
+    const auto make = [](FileData options) { return [options] { TextSource source(options); }; };
     expect_contains(
         error_of(ExitCode::data, make({.data_path = {folder.path("bin")}})),
         folder.path("bin") +
@@ -397,8 +402,8 @@ TEST(Text, IsRefusedWithTheVocabularyOfAnImportedModel) {
 TEST(Text, SamplesAreEqualInTwoProcessesAndChangeWithTheSeed) {
     const TemporaryFolder folder;
     write_labelled_files(folder, 30);
-    const FileOptions options{.data_path = {folder.path("corpus")}, .seq_length = 33, .seed = 1};
-    FileOptions other = options;
+    const FileData options{.data_path = {folder.path("corpus")}, .seq_length = 33, .seed = 1};
+    FileData other = options;
     other.seed = 2;
     const TextSource a(options), b(options), c(other);
     EXPECT_EQ(a.fingerprint(), b.fingerprint());
