@@ -69,9 +69,7 @@ Training::Setup setup_of(const Options& options, ProcessGroup& world, RunLog& lo
 class TrainRun : public Training {
 public:
     TrainRun(const Options& options, ProcessGroup& world, RunLog& log)
-        : Training(setup_of(options, world, log)),
-          config_to_name_(config_of_run(options, config_.output.out)),
-          export_(export_plan(config_, options.hf_config)) {
+        : Training(setup_of(options, world, log)), export_(export_plan(config_, options.hf_config)) {
         report_start(log_, config_, backend_, world.size());
         const std::string joined = predict::decide_joined(config_, backend_, world);
         const int64_t decided = config_.precision.moe_wgrad_micro_batches;
@@ -270,16 +268,16 @@ private:
             return {{saver_ ? "continue from here" : "no checkpoint to continue from: begin again, with some",
                      command_line("train", with_options(line, options_), ranks)}};
         }
-        std::vector<std::string> validate = {config_to_name_, "--out", out + "_validate"};
+        const std::string config = config_of_run(options_, out);
+        std::vector<std::string> validate = {config, "--out", out + "_validate"};
         if (config_.validate.warmup_iters >= iterations)
             validate.insert(validate.end(), {"--set", "validate.warmup_iters=0"});
-        return {{"compare recipes", command_line("validate", with_options(validate, options_), ranks)},
-                {"where the time goes",
-                 command_line("profile", with_options({config_to_name_, "--out", out + "_profile"}, options_),
-                              ranks)}};
+        return {
+            {"compare recipes", command_line("validate", with_options(validate, options_), ranks)},
+            {"where the time goes",
+             command_line("profile", with_options({config, "--out", out + "_profile"}, options_), ranks)}};
     }
 
-    std::string config_to_name_;  // in commands that come next
     std::optional<ExportChoice> export_;
     std::optional<EtaEstimator> eta_;
     bool exported_ = false;
