@@ -83,14 +83,13 @@ public:
         std::set<std::string> seen;
         for (const auto& entry : *root) {
             const std::string where = place(name, entry.first.Mark());
-            if (!entry.first.IsScalar()) {
+            if (!entry.first.IsScalar())
                 problems_.add(where, "got a key that is no text, want key: value");
-            } else if (!seen.insert(entry.first.Scalar()).second) {
+            else if (!seen.insert(entry.first.Scalar()).second)
                 problems_.add(where, "{}: got this section twice, want it once",
                               printable(entry.first.Scalar()));
-            } else {
+            else
                 read_section(entry.first.Scalar(), entry.second, where, name);
-            }
         }
     }
 

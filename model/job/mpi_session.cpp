@@ -40,11 +40,10 @@ MpiSession::~MpiSession() {
 void MpiSession::abort(int exit_code) {
     note_failure();
     // A single process has no other rank to end, and MPI_Abort would print a long message.
-    if (size_ > 1) {
+    if (size_ > 1)
         MPI_Abort(MPI_COMM_WORLD, exit_code);
-    } else {
+    else
         MPI_Finalize();
-    }
     _exit(exit_code);
 }
 

@@ -269,11 +269,10 @@ private:
             since = state != 'T' && state != 't' ? 0 : since == 0 ? looked_ : since;
             if (since > 0 && looked_ - std::max(since, counts_from_) > limit) stopped = &notes;
             if (silence(notes) <= limit || since > 0) continue;
-            if (notes.waits > 0) {
+            if (notes.waits > 0)
                 some_wait = true;
-            } else if (silent == nullptr || notes.progress < silent->progress) {
+            else if (silent == nullptr || notes.progress < silent->progress)
                 silent = &notes;
-            }
         }
         if (stopped != nullptr)
             give_up(fmt::format("no answer from {} is stopped", described(*stopped)), limit);
