@@ -49,10 +49,7 @@ std::string multiples_near(int64_t got, int64_t step) {
     return below > 0 ? fmt::format("{} or {}", below, below + step) : fmt::format("{}", below + step);
 }
 
-bool has_moe_layer(const Config& c) {
-    const auto& layers = c.model.moe_layer_freq;
-    return std::ranges::find(layers, 1) != layers.end();
-}
+bool has_moe_layer(const Config& c) { return std::ranges::count(c.model.moe_layer_freq, 1) > 0; }
 bool sigmoid(const Config& c) { return c.moe.moe_router_score_function == ScoreFunction::sigmoid; }
 bool interleaved(const Config& c) { return c.schedule.overlap_moe_expert_parallel_comm; }
 bool any_module(const RecomputeSpec& r) {
@@ -382,8 +379,7 @@ private:
             if (field.recipes.empty() || value == field.get(defaults) || value == field.off) continue;
             std::vector<std::string_view> known;
             for (const Recipe recipe : field.recipes) known.push_back(recipe_name(recipe));
-            rule(std::ranges::find(field.recipes, p.recipe) != field.recipes.end(),
-                 {field.name().c_str(), "precision.recipe"},
+            rule(std::ranges::count(field.recipes, p.recipe) > 0, {field.name().c_str(), "precision.recipe"},
                  "got {}, want {} with recipe {}: only {} knows this option", value, field.get(defaults),
                  recipe_name(p.recipe), fmt::join(known, ", "));
         }
@@ -394,7 +390,7 @@ private:
                                         : fmt::format(": {}", fmt::join(registered_flows(), ", ")));
         if (!known) return;
         const auto legal = make_flow(p, {})->row_alignments();
-        rule(std::ranges::find(legal, c_.moe.moe_row_alignment) != legal.end(),
+        rule(std::ranges::count(legal, c_.moe.moe_row_alignment) > 0,
              {"moe.moe_row_alignment", "precision.recipe"}, "got {}, want {} with recipe {}",
              c_.moe.moe_row_alignment, fmt::join(legal, " or "), recipe_name(p));
     }

@@ -82,7 +82,7 @@ private:
     void problem(const char* name, fmt::format_string<Args...> message, Args&&... args) {
         const std::string text =
             fmt::format("{}: {}: {}", file_, name, fmt::format(message, std::forward<Args>(args)...));
-        if (std::find(problems_.begin(), problems_.end(), text) == problems_.end()) problems_.push_back(text);
+        if (std::ranges::count(problems_, text) == 0) problems_.push_back(text);
     }
     template <class Value> void set(const char* key, const Value& value, const char* name) {
         model_.settings.push_back({key, fmt::format("{}", value), fmt::format("{}: {}", file_, name)});
@@ -491,7 +491,7 @@ private:
                 problem(list, "got {}, want dense (0) or sparse (1)", shown(type));
         }
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), list);
-        dense_width(std::find(moe.begin(), moe.end(), 0) != moe.end());
+        dense_width(std::ranges::count(moe, 0) > 0);
     }
 
     void dense_layers() {
@@ -567,7 +567,7 @@ private:
             }
         }
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "decoder_sparse_step");
-        dense_width(std::find(moe.begin(), moe.end(), 0) != moe.end());
+        dense_width(std::ranges::count(moe, 0) > 0);
     }
 
     // As in Transformers, which adds its loss where output_router_logits is true; DeepSeek's own code always

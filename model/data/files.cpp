@@ -151,8 +151,7 @@ private:
     }
 
     bool wanted(const fs::path& path) const {
-        return extensions_.empty() ||
-               std::ranges::find(extensions_, path.extension().string()) != extensions_.end();
+        return extensions_.empty() || std::ranges::count(extensions_, path.extension().string()) > 0;
     }
 
     const std::vector<std::string>& extensions_;

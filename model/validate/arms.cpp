@@ -11,6 +11,7 @@
 #include "model/validate/run_file.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 namespace fp8flow::validate {
@@ -205,8 +206,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, c
 
 std::vector<Config> configs_of(const std::vector<Arm>& arms) {
     std::vector<Config> configs;
-    configs.reserve(arms.size());
-    for (const Arm& arm : arms) configs.push_back(arm.config);
+    std::ranges::transform(arms, std::back_inserter(configs), &Arm::config);
     return configs;
 }
 
