@@ -95,11 +95,10 @@ void print_error(const std::string& message) {
     // A lost peer is the consequence of another rank's error: that rank reports first.
     const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
     std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
-    if (claim_report()) {
-        if (code != 0) print_error(message);
-    } else {
+    if (!claim_report())
         std::this_thread::sleep_for(kForTheEnd);
-    }
+    else if (code != 0)
+        print_error(message);
     mpi.abort(code);
 }
 

@@ -302,10 +302,9 @@ private:
         const ModelSpec& m = c_.model;
         rule(std::ssize(m.moe_layer_freq) == m.num_layers, {"model.moe_layer_freq", "model.num_layers"},
              "got {} entries, want num_layers = {}", m.moe_layer_freq.size(), m.num_layers);
-        if (m.attention && !m.multi_latent_attention) {
+        if (m.attention && !m.multi_latent_attention)
             divides(m.num_query_groups, m.num_attention_heads,
                     {"model.num_query_groups", "model.num_attention_heads"});
-        }
         const HfFamily* const family = hf_family(c_.family);
         rule(c_.family.empty() || family != nullptr, {"model.hf_family"},
              "want a model_type that fp8flow families lists");
