@@ -8,6 +8,7 @@
 #include "model/data/permutation.h"
 
 #include <filesystem>
+#include <regex>
 
 namespace fp8flow::data {
 
@@ -17,14 +18,6 @@ constexpr int64_t kShardHeaderBytes = 256 * 4;
 constexpr int32_t kMagicUint16 = 20240520, kVersionUint16 = 1;
 constexpr int32_t kMagicUint32 = 20240801, kVersionUint32 = 7;
 constexpr int32_t kMagicEval = 20240522;
-
-bool name_holds(const std::string& name, const std::string& word) {
-    for (size_t at = name.find(word); at != std::string::npos; at = name.find(word, at + 1)) {
-        const size_t next = at + word.size();
-        if (next == name.size() || name[next] == '_' || name[next] == '.') return true;
-    }
-    return false;
-}
 
 TokenRun open_header(const std::string& path) {
     const TokenFile file(path);
@@ -64,8 +57,9 @@ ShardSource::ShardSource(const Config& config, int64_t check_at_start_bytes)
     warnings_ = list.warnings;
     for (const DataFile& file : list.files) {
         const std::string name = std::filesystem::path(file.path).filename().string();
-        const bool train = name_holds(name, "_train");
-        const bool held_out = name_holds(name, "_val");
+        static const std::regex train_names("_train([_.]|$)"), held_out_names("_val([_.]|$)");
+        const bool train = std::regex_search(name, train_names);
+        const bool held_out = std::regex_search(name, held_out_names);
         require(train != held_out, ExitCode::data,
                 "{}: cannot tell its part from its name: it must hold either \"_train\" or \"_val\", e.g. "
                 "name_train_000001.bin",
