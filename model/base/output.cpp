@@ -28,12 +28,10 @@ constexpr std::string_view kTemporary = ".tmp.";  // .NAME.tmp.PROCESS
 std::string reason(int error) { return std::strerror(error); }
 
 void check_name(std::string_view name, const std::string& folder) {
-    const auto plain = [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-               std::string_view("._-+=").find(c) != std::string_view::npos;
-    };
-    require(!name.empty() && name.size() <= 200 && name[0] != '.' && std::ranges::all_of(name, plain),
-            ExitCode::output, "\"{}\" is no plain file name to write in {}", name, folder);
+    constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+=";
+    const bool plain = name.find_first_not_of(kPlain) == std::string_view::npos;
+    require(!name.empty() && name.size() <= 200 && name[0] != '.' && plain, ExitCode::output,
+            "\"{}\" is no plain file name to write in {}", name, folder);
 }
 
 // Returns 0 or the error number.

@@ -135,8 +135,7 @@ private:
         config.output.metrics = true;
         config.output.record_routing.clear();  // a file of one run
         if (const std::string& arm = run.options_.routing_of; !arm.empty()) {
-            const std::string recorded = job_name(arm, job.seed),
-                              path = run.folder_of(recorded) + "/" + kRouting;
+            const std::string path = run.folder_of(job_name(arm, job.seed)) + "/" + kRouting;
             const bool records = job.arm->name == arm;
             (records ? config.output.record_routing : config.data.routing_path) = path;
             check_config(config, run.world_.size());
