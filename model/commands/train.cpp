@@ -247,7 +247,7 @@ private:
         if (config_.output.tensor_stats)
             files.insert(files.end(), {std::string("tensor_stats.json"), std::string(kTensorStatsFile)});
         if (!records_.tensor_stats().transposed().empty()) files.emplace_back("transposed_stats.json");
-        if (records_.has_events()) files.push_back(config_.output.tensorboard_dir + "/");
+        if (!config_.output.tensorboard_dir.empty()) files.push_back(config_.output.tensorboard_dir + "/");
         if (exported_) files.emplace_back("hf/");
         if (last_saved_ >= 0)
             files.push_back(config_.checkpoint.save.empty() ? std::string(kCheckpoints) + "/" : checkpoints_);

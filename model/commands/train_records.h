@@ -56,7 +56,6 @@ public:
     // Adds the tensor statistics of an iteration to the file, TensorBoard and the history.
     void add_tensor_stats(int64_t iteration);
     TensorStats& tensor_stats() { return tensor_stats_; }
-    bool has_events() const { return events_.has_value(); }
 
 private:
     void open_events(int64_t done);
