@@ -98,11 +98,13 @@ private:
         if (is != fmt::format("{}", wanted))
             problem(name, "got {}, want {}: {}", printable(is), wanted, reason);
     }
-    int64_t integer(const char* name, int64_t otherwise) {
-        if (!present(name)) return otherwise;
+    std::optional<int64_t> whole(const char* name) {
         const auto value = whole_number(find(name));
         if (!value) problem(name, "got {}, want an integer", shown(find(name)));
-        return value.value_or(otherwise);
+        return value;
+    }
+    int64_t integer(const char* name, int64_t otherwise) {
+        return present(name) ? whole(name).value_or(otherwise) : otherwise;
     }
     // Of a key that may be left out; null is none.
     int64_t absent_or_null(const char* name, int64_t absent, int64_t null) {
@@ -123,10 +125,7 @@ private:
     void copy(const char* name, const char* key, int64_t absent = 0) {
         if (absent > 0 && !contains(name)) return set(key, absent, name);
         if (!present(name)) return problem(name, "is missing");
-        if (whole_number(find(name)))
-            set(key, *whole_number(find(name)), name);
-        else
-            integer(name, 0);
+        if (const auto value = whole(name)) set(key, *value, name);
     }
     std::optional<double> number_in(const Json& value, const char* name) {
         if (value.is_number()) return value.get<double>();
