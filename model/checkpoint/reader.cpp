@@ -11,12 +11,6 @@
 
 namespace fp8flow::checkpoint {
 
-namespace {
-
-constexpr int64_t kVerifiedAtOnce = int64_t{4} << 20;  // of a tensor in memory while it is verified
-
-}  // namespace
-
 CheckpointReader::CheckpointReader(const CheckpointFolder& folder, int64_t step)
     : disk_(folder.disk()),
       path_(folder.path_of(checkpoint_name(step))),
@@ -116,6 +110,7 @@ void CheckpointReader::join_slices() {
 }
 
 void CheckpointReader::verify_file(int64_t file) const {
+    constexpr int64_t kVerifiedAtOnce = int64_t{4} << 20;  // of a tensor in memory
     std::vector<std::pair<std::string, Place>> in_file;
     for (const auto& [name, place] : tensors_)
         if (place.file == file) in_file.emplace_back(name, place);

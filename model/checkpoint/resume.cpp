@@ -22,10 +22,6 @@ namespace fp8flow::checkpoint {
 
 namespace {
 
-RankLayout layout_of(const Config& config, const ProcessGroup& world) {
-    return {world.rank(), world.size(), config.parallel.expert_model_parallel_size};
-}
-
 // As rank 0 sees it; the others take its answer.
 std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& world) {
     std::vector<int64_t> steps;
@@ -341,7 +337,8 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
     if (!chosen) return std::nullopt;
     const CheckpointReader& reader = *chosen->reader;
     const bool weights_alone = config.checkpoint.finetune;
-    std::vector<StateTensor> state = training_state(trainer.transformer(), layout_of(config, world));
+    std::vector<StateTensor> state = training_state(
+        trainer.transformer(), {world.rank(), world.size(), config.parallel.expert_model_parallel_size});
     if (weights_alone)
         std::erase_if(state, [](const StateTensor& tensor) { return !is_weight(tensor.name); });
     std::shared_ptr<const data::TokenSource> less;

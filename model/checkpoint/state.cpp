@@ -23,8 +23,6 @@ std::string name_of_expert(const std::string& parameter, int64_t expert) {
            parameter.substr(at + kExperts.size() - 1);
 }
 
-std::vector<int64_t> shape_of(const TensorView& view) { return {view.dims, view.dims + view.rank}; }
-
 // Expert e's tensors go round the ranks that have it; what all ranks have goes to the one with the least so
 // far, in the order of the list. A slice is its rank's.
 void choose_owners(std::vector<StateTensor>& state, const RankLayout& layout) {
@@ -158,7 +156,7 @@ std::vector<StateTensor> training_state(Transformer& transformer, const RankLayo
         }
     }
     for (const NamedTensor& tensor : transformer.state())
-        add({tensor.name, shape_of(tensor.view)}, tensor.view);
+        add({tensor.name, {tensor.view.dims, tensor.view.dims + tensor.view.rank}}, tensor.view);
     choose_owners(state, layout);
     return state;
 }
