@@ -132,9 +132,7 @@ Gpu gpu_of(const json& from) {
 template <class Read> auto read_as(const std::string& name, Read read) {
     try {
         return read();
-    } catch (const json::exception& error) {
-        fail(ExitCode::usage, "{}: {}", name, printable(error.what()));
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {  // of the JSON library, and Error
         fail(ExitCode::usage, "{}: {}", name, printable(error.what()));
     }
 }

@@ -85,11 +85,6 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu, Wanted wanted
     return table;
 }
 
-std::string name_of(const Choice& c) {
-    return fmt::format("{}, {}, EP {}", counted(c.gpus, "GPU"), recipe_name(c.config.precision.recipe),
-                       expert_parallel(c));
-}
-
 ordered_json json_of(const Choice& c, const Gpu& gpu) {
     ordered_json stages = ordered_json::array(), memory = ordered_json::array(),
                  largest = ordered_json::array();
@@ -181,7 +176,9 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
     std::string out = table_of(choices, gpu, Wanted::text).text();
     for (const Choice& choice : choices)
         if (choice.best && !choice.fit.fits())
-            out += fmt::format("\n{}. {}", name_of(choice), consumers_text(choice.fit, gpu.sheet));
+            out += fmt::format("\n{}, {}, EP {}. {}", counted(choice.gpus, "GPU"),
+                               recipe_name(choice.config.precision.recipe), expert_parallel(choice),
+                               consumers_text(choice.fit, gpu.sheet));
     out += fmt::format(
         "\n* the fastest that fits, of its recipe and number of GPUs. wire: its share of a step. MFU is of "
         "{:.0f} TFLOP/s BF16.\n",
