@@ -22,11 +22,6 @@ constexpr double kPercent = 100;
 
 double limit_of(const Config& config) { return config.validate.max_relative_loss_error; }
 
-std::string difference_text(double mean, double half_width, int decimals) {
-    std::string text = fmt::format("{:+.{}f}", mean, decimals);
-    return std::isfinite(half_width) ? text + fmt::format(" ± {:.{}f}", half_width, decimals) : text;
-}
-
 // "fp8_flow", or "no_act_fusion (to fp8_flow)" if that is not the baseline.
 std::string label_of(const Outcome& outcome, const Outcomes& outcomes) {
     const bool plain = outcome.against.empty() || outcome.against == outcomes.arms.front().arm;
@@ -121,7 +116,9 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
 
 std::string percent_text(const Difference& d, double base) {
     if (d.pairs == 0 || !(base > 0)) return "-";
-    return difference_text(d.mean / base * kPercent, d.half_width() / base * kPercent, 3) + " %";
+    const double half_width = d.half_width() / base * kPercent;
+    return fmt::format("{:+.3f}{} %", d.mean / base * kPercent,
+                       std::isfinite(half_width) ? fmt::format(" ± {:.3f}", half_width) : "");
 }
 
 Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
