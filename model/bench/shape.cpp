@@ -9,13 +9,6 @@
 
 namespace fp8flow::bench {
 
-namespace {
-
-constexpr int64_t kLargest = int64_t{1} << 40;
-constexpr double kMostElements = 0x1p58;
-
-}  // namespace
-
 Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_view given)
     : operation_(std::move(operation)) {
     for (const Key& key : keys)
@@ -38,6 +31,7 @@ Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_vie
         }
         found->given = part.substr(equals + 1);
     }
+    constexpr double kMostElements = 0x1p58;
     double all = 1;  // elements and FLOPs are products of some of them
     for (const Value& value : values_)
         if (const auto n = builders::read_number<int64_t>(value.given); n && *n > 1)
@@ -62,6 +56,7 @@ void Shape::refuse(std::string_view key, const std::string& want) const {
 }
 
 int64_t Shape::number(std::string_view key) const {
+    constexpr int64_t kLargest = int64_t{1} << 40;
     const int64_t result = builders::read_number<int64_t>(value(key)).value_or(-1);
     if (result < 0 || result > kLargest) refuse(key, fmt::format("a whole number from 0 to {}", kLargest));
     return result;

@@ -23,14 +23,14 @@ void add_rope(Json& json, const ModelSpec& m, const HfFamily& family) {
     if (rope.rope_type == RopeType::rope && !partial) return;
     Json group = {{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
     if (partial) group["partial_rotary_factor"] = rope.rotary_percent;
-    const auto scaled = [&](const char* type, const char* factor) {
+    const auto scaled = [&](const char* type) {
         group["rope_type"] = type;
-        group[factor] = rope.rotary_scaling_factor;
+        group["factor"] = rope.rotary_scaling_factor;
         group["original_max_position_embeddings"] = rope.original_max_position_embeddings;
     };
-    if (rope.rope_type == RopeType::linear) scaled("linear", "factor");
+    if (rope.rope_type == RopeType::linear) scaled("linear");
     if (rope.rope_type == RopeType::yarn) {
-        scaled("yarn", "factor");
+        scaled("yarn");
         group["beta_fast"] = rope.beta_fast;
         group["beta_slow"] = rope.beta_slow;
         const double log = std::log(rope.rotary_scaling_factor);
@@ -42,7 +42,7 @@ void add_rope(Json& json, const ModelSpec& m, const HfFamily& family) {
         }
     }
     if (rope.rope_type == RopeType::llama3) {
-        scaled("llama3", "factor");
+        scaled("llama3");
         group["low_freq_factor"] = rope.low_freq_factor;
         group["high_freq_factor"] = rope.high_freq_factor;
     }
