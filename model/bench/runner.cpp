@@ -46,8 +46,6 @@ Runner::Runner(const BackendChoice& choice, ProcessGroup& world, const MeasureOp
       world_(world),
       machine_(choice, world, options) {}
 
-Runner::~Runner() = default;
-
 Row Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regimes) {
     Row row = timed(what, shape, regimes);
     add_ceiling(row, what);

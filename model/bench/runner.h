@@ -30,7 +30,6 @@ struct Row {
 class Runner {
 public:
     Runner(const BackendChoice& choice, ProcessGroup& world, const MeasureOptions& options);
-    ~Runner();
     // From now on the library's kernels are timed in the same run as ours.
     void add_plugin(const std::string& path);
     const Plugin* plugin() const { return plugin_.get(); }
