@@ -30,6 +30,16 @@ template <class Call> auto uninterrupted(Call call) {
     }
 }
 
+// `call` does a part of what is left, from byte `at` on.
+template <class Call> int all_of(size_t bytes, Call call) {
+    for (size_t at = 0; at < bytes;) {
+        const int64_t done = call(at, bytes - at);
+        if (done <= 0) return done < 0 ? static_cast<int>(done) : -EIO;
+        at += static_cast<size_t>(done);
+    }
+    return 0;
+}
+
 }  // namespace
 
 int Disk::open_folder(const std::string& path) { return Disk::open_folder(AT_FDCWD, path); }
@@ -127,20 +137,6 @@ void require_read(int64_t result, const std::string& what) {
 }
 
 std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
-
-namespace {
-
-// `call` does a part of what is left, from byte `at` on.
-template <class Call> int all_of(size_t bytes, Call call) {
-    for (size_t at = 0; at < bytes;) {
-        const int64_t done = call(at, bytes - at);
-        if (done <= 0) return done < 0 ? static_cast<int>(done) : -EIO;
-        at += static_cast<size_t>(done);
-    }
-    return 0;
-}
-
-}  // namespace
 
 int write_all(Disk& disk, int file, const void* data, size_t bytes) {
     const auto* from = static_cast<const uint8_t*>(data);

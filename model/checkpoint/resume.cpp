@@ -104,10 +104,9 @@ constexpr const char* kOtherVersion = "the configuration in the checkpoint is no
 
 // Keys that say where and how a run computes, not what.
 bool says_what_is_trained(const std::string& line) {
-    for (const char* key : {"training.use_distributed_optimizer:", "model.hf_family:"})
-        if (line.starts_with(key)) return false;
-    for (const char* section : {"output.", "checkpoint.", "validate.", "profile.", "kernels.", "parallel."})
-        if (line.starts_with(section)) return false;
+    for (const char* begin : {"training.use_distributed_optimizer:", "model.hf_family:", "output.",
+                              "checkpoint.", "validate.", "profile.", "kernels.", "parallel."})
+        if (line.starts_with(begin)) return false;
     return true;
 }
 bool says_what_is_read(const std::string& line) { return line.starts_with("data."); }

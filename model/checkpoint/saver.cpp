@@ -153,8 +153,7 @@ void CheckpointSaver::look_at_threads() {
 }
 
 std::optional<CheckpointSaver::Published> CheckpointSaver::poll() {
-    if (!pending_) return std::nullopt;
-    return exchange_reports();
+    return pending_ ? exchange_reports() : std::nullopt;
 }
 
 std::optional<CheckpointSaver::Published> CheckpointSaver::finish() {
