@@ -310,7 +310,6 @@ private:
              "want a model_type that fp8flow families lists");
         if (m.attention && family != nullptr && family->index_topk > 0)
             rule(m.seq_length <= family->index_topk, {"model.seq_length"},
-
                  "got {}, want at most index_topk = {}: in longer sequences {} attends to the keys "
                  "that its indexer chooses, which is not implemented (model.attention: false leaves it "
                  "out)",
