@@ -46,7 +46,8 @@ CheckpointSaver::~CheckpointSaver() { stop_ = true; }
 
 std::optional<CheckpointSaver::Published> CheckpointSaver::save(Trainer& trainer) {
     const std::optional<Published> before = finish();
-    Pending& pending = pending_.emplace();
+    pending_ = std::make_unique<Pending>();
+    Pending& pending = *pending_;
     pending.step = trainer.steps_done();
     pending.applied = trainer.steps_applied();
     pending.next_batch = pending.step + trainer.first_batch();

@@ -78,9 +78,10 @@ private:
         double paused = 0;
         Report report;
         std::string error;
+        std::vector<SavedTensor> tensors;
+        // last: their threads end before what they use
         std::future<CheckpointManifest::File> file;
         std::future<std::vector<std::string>> publication;  // first rank
-        std::vector<SavedTensor> tensors;
     };
 
     void copy_state(Trainer& trainer);
@@ -99,7 +100,7 @@ private:
     size_t copy_bytes_ = 0;
     std::vector<std::string> problems_;
     std::atomic<bool> stop_ = false;
-    std::optional<Pending> pending_;  // last: its threads end before what they use
+    std::unique_ptr<Pending> pending_;  // last: its threads end before what they use
 };
 
 }  // namespace fp8flow::checkpoint
