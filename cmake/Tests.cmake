@@ -216,6 +216,7 @@ if(TARGET fp8flow)
     add_dependencies(cli_memory_test fp8flow_faults)
     add_dependencies(cli_stop_test fp8flow_faults)
     set_tests_properties(cli_watchdog_test PROPERTIES PROCESSORS 4)
+    set_tests_properties(cli_profile_test PROPERTIES RUN_SERIAL ON)  # it compares times
 endif()
 
 # The C interface, as C reads it.
