@@ -5,8 +5,8 @@
 #include "layers/rope.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
+#include <optional>
 
 namespace fp8flow::weights {
 
@@ -219,6 +219,45 @@ std::string reason_of(const std::vector<std::string>& names) {
     return "supported are the names of deepseek_v3, qwen3_moe, mixtral and families like them";
 }
 
+// The names under which the files have the router of a layer: of a whole model, or else of one block alone.
+std::optional<HfNames> find_router(const TensorSet& set, int64_t layer,
+                                   const std::vector<HfStorage>& families) {
+    HfNames names;
+    names.first_layer = layer;
+    for (const HfStorage& storage : families) {
+        names.storage = storage;
+        for (const char* root : {storage.root, "", "model.", "language_model.model."}) {
+            names.storage.root = root;
+            if (set.contains(names.ffn(0) + storage.router)) return names;
+        }
+    }
+    names.only_block = true;
+    for (const HfStorage& storage : families) {
+        names.storage = storage;
+        for (const char* prefix : {storage.block, ""}) {
+            names.block_prefix = prefix;
+            if (set.contains(prefix + std::string(storage.router))) return names;
+        }
+    }
+    return std::nullopt;
+}
+
+// `names` with the name of the shared expert that the files have, if they have one.
+HfNames find_shared(const TensorSet& set, const HfNames& names, const std::vector<HfStorage>& families) {
+    const std::pair<const char*, ExpertNames> kinds[] = {{"gate_proj.weight", ExpertNames::projections},
+                                                         {"w1.weight", ExpertNames::numbered},
+                                                         {"input_linear.weight", ExpertNames::linear}};
+    HfNames found = names;
+    for (const HfStorage& storage : families) {
+        found.storage.shared = storage.shared;
+        for (const auto& [name, kind] : kinds) {
+            found.shared = kind;
+            if (set.contains(found.shared_expert(0) + name)) return found;
+        }
+    }
+    return names;
+}
+
 }  // namespace
 
 std::string scale_name(const std::string& tensor) { return tensor + "_scale_inv"; }
@@ -250,55 +289,25 @@ HfNames find_names(const TensorSet& set, int64_t layer, const std::string& famil
     if (const HfFamily* own = hf_family(family)) families.push_back(own->storage);
     for (const HfFamily& other : hf_families())
         if (other.refused == nullptr) families.push_back(other.storage);
-    HfNames names;
-    names.first_layer = layer;
-    HfStorage& storage = names.storage;
-    const auto is_model_of = [&](const HfStorage& of) {
-        storage = of;
-        return std::ranges::any_of(std::array{of.root, "", "model.", "language_model.model."},
-                                   [&](const char* root) {
-                                       storage.root = root;
-                                       return set.contains(names.ffn(0) + of.router);
-                                   });
-    };
-    const auto is_block_of = [&](const HfStorage& of) {
-        storage = of;
-        names.only_block = true;
-        return std::ranges::any_of(std::array{of.block, ""}, [&](const char* prefix) {
-            names.block_prefix = prefix;
-            return set.contains(names.ffn(0) + of.router);
-        });
-    };
-    if (std::ranges::none_of(families, is_model_of) && std::ranges::none_of(families, is_block_of)) {
+    const std::optional<HfNames> found = find_router(set, layer, families);
+    if (!found) {
         const auto all = set.names();
         fail(set.code(), "{}: no router of layer {} (model.layers.{}.mlp.gate.weight) among {} tensors{}: {}",
              set.path(), layer, layer, all.size(),
              all.empty() ? "" : fmt::format(", e.g. \"{}\"", printable(all.front())), reason_of(all));
     }
+    HfNames names = find_shared(set, *found, families);
     const std::string block = names.ffn(0);
-    const HfStorage matched = storage;
-    const auto finds_bias = [&](const char* bias) { return set.contains(block + (storage.bias = bias)); };
-    if (std::ranges::none_of(families, finds_bias, &HfStorage::bias)) storage.bias = matched.bias;
-    const auto finds_shared = [&](const char* shared) {
-        storage.shared = shared;
-        const std::pair<const char*, ExpertNames> kinds[] = {{"gate_proj.weight", ExpertNames::projections},
-                                                             {"w1.weight", ExpertNames::numbered},
-                                                             {"input_linear.weight", ExpertNames::linear}};
-        for (const auto& [name, kind] : kinds)
-            if (set.contains(names.shared_expert(0) + name)) {
-                names.shared = kind;
-                return true;
-            }
-        return false;
-    };
-    if (std::ranges::none_of(families, finds_shared, &HfStorage::shared)) storage.shared = matched.shared;
+    const auto bias = std::ranges::find_if(
+        families, [&](const HfStorage& storage) { return set.contains(block + storage.bias); });
+    if (bias != families.end()) names.storage.bias = bias->bias;
     const std::pair<const char*, ExpertNames> layouts[] = {{"experts.gate_up_proj", ExpertNames::fused},
                                                            {"experts.0.w1.weight", ExpertNames::numbered},
                                                            {"input_linear.weight", ExpertNames::linear},
                                                            {"experts.mlp.w1", ExpertNames::stacked}};
-    storage.experts = ExpertNames::projections;
+    names.storage.experts = ExpertNames::projections;
     for (const auto& [name, layout] : layouts)
-        if (set.contains(block + name)) storage.experts = layout;
+        if (set.contains(block + name)) names.storage.experts = layout;
     return names;
 }
 
