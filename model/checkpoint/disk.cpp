@@ -45,8 +45,13 @@ template <class Call> int all_of(size_t bytes, Call call) {
 int Disk::open_folder(const std::string& path) { return Disk::open_folder(AT_FDCWD, path); }
 
 int Disk::open_folder(int folder, const std::string& name) {
-    return uninterrupted(
+    const int opened = uninterrupted(
         [&] { return ::openat(folder, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); });
+    struct stat info {};
+    const bool is_link = opened == -ENOTDIR &&
+                         ::fstatat(folder, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+                         S_ISLNK(info.st_mode);
+    return is_link ? -ELOOP : opened;  // as open_file
 }
 
 int Disk::create_file(int folder, const std::string& name) {
@@ -62,8 +67,9 @@ int Disk::open_file(int folder, const std::string& name) {
         [&] { return ::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); });
     if (file < 0) return file;
     struct stat info {};
-    const int error = ::fstat(file, &info) != 0 ? errno : S_ISREG(info.st_mode) ? 0 : EINVAL;
-    if (error == 0) return file;
+    int error = ::fstat(file, &info) != 0 ? errno : 0;
+    if (error == 0 && S_ISREG(info.st_mode)) return file;
+    if (error == 0) error = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
     ::close(file);
     return -error;
 }
@@ -136,7 +142,10 @@ void require_read(int64_t result, const std::string& what) {
     throw Unreadable(ExitCode::checkpoint, text + "; make it readable, or name another one with --resume");
 }
 
-std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
+std::string reason(int64_t result) {
+    if (result == -ELOOP) return "a symbolic link, which is not followed; put what it names in its place";
+    return std::strerror(static_cast<int>(-result));
+}
 
 int write_all(Disk& disk, int file, const void* data, size_t bytes) {
     const auto* from = static_cast<const uint8_t*>(data);

@@ -118,13 +118,18 @@ TEST_F(CheckpointDamage, FilesOfOtherCheckpoints) {
     ASSERT_EQ(refusal(), "");
     fs::remove(folder_.path(second));
     expect_contains(refusal(), "rank_0000.safetensors: No such file");
-    fs::create_symlink("../" + first, folder_.path(second));
-    expect_contains(refusal(), "rank_0000.safetensors: Too many levels of symbolic links");
-    fs::remove(folder_.path(second));
+    for (const std::string& named : {"../" + first, std::string("nowhere")}) {
+        fs::create_symlink(named, folder_.path(second));
+        expect_contains(refusal(), "rank_0000.safetensors: a symbolic link, which is not followed");
+        fs::remove(folder_.path(second));
+    }
     fs::create_directory(folder_.path(second));
-    expect_contains(refusal(), "rank_0000.safetensors: Invalid argument");
+    expect_contains(refusal(), "rank_0000.safetensors: Is a directory");
     fs::remove(folder_.path(file(kManifestName)));
     expect_contains(refusal(), "manifest.json: No such file");
+    fs::remove_all(folder_.path(checkpoint_name(2)));
+    fs::create_directory_symlink("nowhere", folder_.path(checkpoint_name(2)));
+    expect_contains(refusal(), checkpoint_name(2) + ": a symbolic link, which is not followed");
 }
 
 TEST_F(CheckpointDamage, ResumeTakesTheOneBeforeAndKeepsTheDamagedOneAside) {
