@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace fp8flow {
 
@@ -49,9 +50,10 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t data_fin
 }
 
 void StepRouting::open(ProcessGroup& world, const Start& start) {
+    if (std::exchange(is_open_, true)) return;
     const int64_t tokens = shape_.tokens + start.skipped_samples * shape_.seq_length;
     if (given_) given_->read(0, tokens, {});  // throws now, not when the run comes to the end of the file
-    if (record_path_.empty() || recorded_) return;
+    if (record_path_.empty()) return;
     RoutingShape shape = shape_;
     shape.tokens = tokens;
     // the others open what the first rank has made

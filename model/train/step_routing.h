@@ -24,8 +24,9 @@ public:
     };
     StepRouting(Device& device, const Config& config, uint64_t data_fingerprint, const Sizes& sizes);
 
-    // Collective, before the first step: creates the file to record. A run that skipped samples before
-    // (training.on_divergence: rollback) reads as many after those of train_iters.
+    // Collective, before each step; the first call alone does something: it refuses a given file that is too
+    // short, and creates the file to record. A run that skipped samples before (training.on_divergence:
+    // rollback) reads as many after those of train_iters.
     struct Start {
         bool continues = false;
         int64_t skipped_samples = 0;
@@ -51,6 +52,7 @@ private:
     }
 
     Device& device_;
+    bool is_open_ = false;
     std::string record_path_, recipe_;
     data::RoutingShape shape_;
     size_t layer_bytes_;
