@@ -61,11 +61,11 @@ int run_dump_samples(const Options& options, ProcessGroup& world) {
     world.barrier();
     if (run_folder.is_first_rank())
         log.result(
-            fmt::format("written: {}: {} windows of {} tokens, int32; iteration i reads windows {} i to "
-                        "{} i + {}, i from 0",
-                        run_folder.folder().path_of(kSamplesFile), options.dump_samples,
-                        source->seq_length() + 1, config.training.global_batch_size,
-                        config.training.global_batch_size, config.training.global_batch_size - 1));
+            "written: {}: {} windows of {} tokens, int32; iteration i reads windows {} i to "
+            "{} i + {}, i from 0",
+            run_folder.folder().path_of(kSamplesFile), options.dump_samples, source->seq_length() + 1,
+            config.training.global_batch_size, config.training.global_batch_size,
+            config.training.global_batch_size - 1);
     return 0;
 }
 

@@ -187,8 +187,8 @@ int run_evaluate(const Options& options, ProcessGroup& world) {
     for (const Source& source : sources) results.push_back(evaluate(model, source, windows, world));
     folder.keep();
     if (!folder.is_first_rank()) return 0;
-    log.result(fmt::format("weights {}, recipe {}\n{}", model.weights(), recipe_name(config.precision),
-                           table_of(results)));
+    log.result("weights {}, recipe {}\n{}", model.weights(), recipe_name(config.precision),
+               table_of(results));
     if (!results[0].bits_per_byte) log.line("bits per byte: the bytes of these tokens are not known");
     nlohmann::ordered_json report = {{"weights", model.weights()},
                                      {"recipe", recipe_name(config.precision)},

@@ -66,9 +66,8 @@ public:
         profile_.ranks = world_.size();
         profile_.steps = spec.profile_step_end - spec.profile_step_start;
         profile_.routing = field_named("profile.routing").get(config_);
-        log_.line(fmt::format(
-            "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
-            profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
+        log_.line("routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
+                  profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps);
         world_.set_activity("measuring the machine");
         MachineCeilings ceilings(backend_, world_, MachineCeilings::usual_options(backend_));
         profile_.machine = ceilings.rates();
@@ -80,10 +79,10 @@ public:
                     eta_.step_done(seconds);
                     progress(arm.name, phase, step, of);
                 }));
-            log_.line(fmt::format(
+            log_.line(
                 "\n{}: one layer and micro-batch (MoE layer, attention, dense layer), otherwise one step; "
                 "times over {} and {}",
-                arm.name, counted(profile_.steps, "step"), counted(world_.size(), "rank")));
+                arm.name, counted(profile_.steps, "step"), counted(world_.size(), "rank"));
             const ArmProfile& done = profile_.arms.back();
             if (!done.exchange.empty()) log_.line(done.exchange);
             log_.line(arm_table(done));
@@ -97,16 +96,14 @@ public:
 private:
     void report_machine() {
         const MachineRates& m = profile_.machine;
-        log_.line(fmt::format(
-            "ceilings of this machine ({}): copies {}B/s, GEMMs {}FLOP/s BF16, {}FLOP/s FP8{}", m.device,
-            format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops),
-            backend_.kind == BackendKind::hopper ? "" : " (small ones: a rough guide)"));
+        log_.line("ceilings of this machine ({}): copies {}B/s, GEMMs {}FLOP/s BF16, {}FLOP/s FP8{}",
+                  m.device, format_si(m.bytes_per_second), format_si(m.bf16_flops), format_si(m.fp8_flops),
+                  backend_.kind == BackendKind::hopper ? "" : " (small ones: a rough guide)");
         if (m.peer_load > 0)
-            log_.line(fmt::format("  between one GPU and all others, all active: loads {}B/s, stores {}B/s",
-                                  format_si(m.peer_load), format_si(m.peer_store)));
+            log_.line("  between one GPU and all others, all active: loads {}B/s, stores {}B/s",
+                      format_si(m.peer_load), format_si(m.peer_store));
         else if (!m.no_peers.empty())
-            log_.line(
-                fmt::format("  between ranks: not measured ({}); the wire counts in no ceiling", m.no_peers));
+            log_.line("  between ranks: not measured ({}); the wire counts in no ceiling", m.no_peers);
     }
 
     // Shown on the terminal too, unless the user wants it quiet; log_.line is for the log alone.
@@ -160,10 +157,10 @@ private:
         log_.line(numbers_table(result));
         if (profile_.ablation) log_.line("  no noise floor: no arm runs twice");
         log_.result("\n" + answer_text(profile_, configs_of(arms_), recipe_name(config_.precision)));
-        log_.result(fmt::format(
+        log_.result(
             "  files  {}/: report.html; every number: profile.log, profile.json; trace.rank*.json "
             "(ui.perfetto.dev)",
-            folder_->path()));
+            folder_->path());
         const std::string config = config_of_run(options_, config_.output.out);
         log_.result(next_text(
             {{"predict other sizes", command_line("plan", with_plugins({config}, options_.plugins), 1)}}));

@@ -76,8 +76,8 @@ public:
 
     int run() {
         log_.line(backend_.note);
-        log_.line(fmt::format("replay: {} tokens, recipe {}, {}; tokens {} on each", tokens_,
-                              recipe_name(config_.precision), counted(world_.size(), "rank"), slots_));
+        log_.line("replay: {} tokens, recipe {}, {}; tokens {} on each", tokens_,
+                  recipe_name(config_.precision), counted(world_.size(), "rank"), slots_);
         load();
         run_folder_.keep();
         if (world_.rank() == 0) log_.open(folder_, "replay.log");
@@ -99,9 +99,9 @@ public:
         if (backward) write_gradients();
         if (world_.rank() == 0) write_summary(backward);
         world_.barrier();
-        log_.line(fmt::format("written: {}/replay.safetensors, replay.json{}{}", folder_.path(),
-                              backward ? ", gradients/" : "; no grad_output in the input, so no backward",
-                              replay_.intermediates ? ", intermediates.rankN.safetensors" : ""));
+        log_.line("written: {}/replay.safetensors, replay.json{}{}", folder_.path(),
+                  backward ? ", gradients/" : "; no grad_output in the input, so no backward",
+                  replay_.intermediates ? ", intermediates.rankN.safetensors" : "");
         return 0;
     }
 
@@ -165,8 +165,8 @@ private:
         require(changed[1] == 0, ExitCode::data, "{}: \"{}\": {} of its values are NaN or infinite",
                 replay_.input, name, changed[1]);
         if (changed[0] > 0)
-            log_.line(fmt::format("warning: {}: {} of {} values are no BF16 numbers and were rounded", name,
-                                  changed[0], tokens_ * hidden));
+            log_.line("warning: {}: {} of {} values are no BF16 numbers and were rounded", name, changed[0],
+                      tokens_ * hidden);
         return rounded;
     }
 
@@ -178,8 +178,8 @@ private:
         const LoadedWeights loaded =
             load_weights(weights, names_, layer_->targets(), {config_.model, config_.moe}, names_.scopes(),
                          layer_->parameters(), layer_->device(), {kHidden, kGradient});
-        log_.line(fmt::format("weights: {} ({} tensors, {} of them FP8)", weights_path(), loaded.tensors,
-                              loaded.dequantised));
+        log_.line("weights: {} ({} tensors, {} of them FP8)", weights_path(), loaded.tensors,
+                  loaded.dequantised);
     }
 
     // Every rank's rows in the order of the tokens.

@@ -118,8 +118,8 @@ private:
         const std::vector<std::string> carried =
             export_weights(folder, targets, {config_.model, config_.moe}, *export_,
                            trainer_->expert_parallel_group(), trainer_->ops().device());
-        log_.line(fmt::format("weights: written to {}/{}{}", folder.path(), carried.empty() ? "" : " with ",
-                              fmt::join(carried, ", ")));
+        log_.line("weights: written to {}/{}{}", folder.path(), carried.empty() ? "" : " with ",
+                  fmt::join(carried, ", "));
         exported_ = true;
     }
 
@@ -130,8 +130,8 @@ private:
         ++reported_;
         if (!result.skipped.empty()) {
             ++skipped_;
-            log_.line(fmt::format("warning: iteration {} is skipped, its update is not applied: {}",
-                                  iteration, result.skipped));
+            log_.line("warning: iteration {} is skipped, its update is not applied: {}", iteration,
+                      result.skipped);
         } else {
             last_ = result;
         }
@@ -150,17 +150,17 @@ private:
         if (graphs == nullptr || graphs->num_captures() == num_captures_) return;
         num_captures_ = graphs->num_captures();
         log_.line(
-            fmt::format(" steps are CUDA graphs from here on: {} kernels, {} copies and fills, captured "
-                        "in {:.0f} ms (graph {} of this run)",
-                        graphs->launches().kernels, graphs->launches().others,
-                        graphs->capture_seconds() * 1e3, num_captures_));
+            " steps are CUDA graphs from here on: {} kernels, {} copies and fills, captured "
+            "in {:.0f} ms (graph {} of this run)",
+            graphs->launches().kernels, graphs->launches().others, graphs->capture_seconds() * 1e3,
+            num_captures_);
     }
 
     void on_drained(const StepResult& result) override { memory_ = memory_of(*trainer_, result.peak_bytes); }
 
     void on_evaluation(double nats) override {
-        log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
-                              evaluation_text(config_, nats)));
+        log_.line(" validation after iteration {}: {}", trainer_->steps_done(),
+                  evaluation_text(config_, nats));
     }
 
     // By this run only, not by the runs that it continues.
@@ -193,33 +193,31 @@ private:
         const double tokens = tokens_read();
         log_.line("");
         if (skipped_ + rollbacks_ + failed_saves_ > 0)
-            log_.line(fmt::format("warning: {} skipped, {} back to a checkpoint, {} not written",
-                                  counted(skipped_, "iteration"), counted(rollbacks_, "time"),
-                                  counted(failed_saves_, "checkpoint")));
+            log_.line("warning: {} skipped, {} back to a checkpoint, {} not written",
+                      counted(skipped_, "iteration"), counted(rollbacks_, "time"),
+                      counted(failed_saves_, "checkpoint"));
         if (const std::string dead = experts_.warning(); !dead.empty()) log_.line(dead);
         if (trainer_->evaluations_redone() > 0)
-            log_.line(fmt::format("  evaluations    repeated {}, with a larger row capacity",
-                                  counted(trainer_->evaluations_redone(), "time")));
+            log_.line("  evaluations    repeated {}, with a larger row capacity",
+                      counted(trainer_->evaluations_redone(), "time"));
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",
                                                           name_of_signal(stop_signal()), done, all);
-        log_.result(fmt::format("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
-                                counted(done - first_step_, "iteration"), format_si(tokens),
-                                format_duration(seconds), recipe_name(config_.precision),
-                                counted(world_.size(), "rank"), tokens / seconds));
+        log_.result("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
+                    counted(done - first_step_, "iteration"), format_si(tokens), format_duration(seconds),
+                    recipe_name(config_.precision), counted(world_.size(), "rank"), tokens / seconds);
         const std::vector<double>&losses = records_.sums().losses.y, &held_out = records_.sums().held_out.y;
-        if (!losses.empty())
-            log_.result(fmt::format("  train loss     {:.4f} -> {:.4f}", losses.front(), losses.back()));
+        if (!losses.empty()) log_.result("  train loss     {:.4f} -> {:.4f}", losses.front(), losses.back());
         if (!held_out.empty()) log_.result("  " + evaluation_text(config_, held_out.back()));
-        log_.line(fmt::format("  wire           rank 0 sends {} per step in MoE layers{}",
-                              format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, reported_))),
-                              config_.parallel.expert_model_parallel_size == 1
-                                  ? " (expert parallel 1: every expert is on every rank)"
-                                  : ""));
+        log_.line("  wire           rank 0 sends {} per step in MoE layers{}",
+                  format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, reported_))),
+                  config_.parallel.expert_model_parallel_size == 1
+                      ? " (expert parallel 1: every expert is on every rank)"
+                      : "");
         const int64_t micro_batches =
             config_.training.global_batch_size / config_.training.micro_batch_size / world_.size();
-        log_.line(fmt::format("  casts          {} explicit per step on rank 0, in {}", last_.casts,
-                              counted(micro_batches, "micro-batch")));
+        log_.line("  casts          {} explicit per step on rank 0, in {}", last_.casts,
+                  counted(micro_batches, "micro-batch"));
         log_.line("  redone         " + redone_text(redone_));
         log_.line("  memory         " + memory_text(memory_));
         nlohmann::json memory = memory_json(memory_);
@@ -251,7 +249,7 @@ private:
         if (exported_) files.emplace_back("hf/");
         if (last_saved_ >= 0)
             files.push_back(config_.checkpoint.save.empty() ? std::string(kCheckpoints) + "/" : checkpoints_);
-        log_.result(fmt::format("  files          {}/: {}", folder_.folder().path(), fmt::join(files, ", ")));
+        log_.result("  files          {}/: {}", folder_.folder().path(), fmt::join(files, ", "));
     }
 
     std::vector<NextStep> next_steps() const {

@@ -153,9 +153,9 @@ template <class Call> void Training::saving(Call call) {
         save_failed_ = true;
         ++failed_saves_;
         log_.line(
-            fmt::format("warning: no checkpoint was written ({} so far): {}; the run goes on, and tries "
-                        "again in {} iterations",
-                        failed_saves_, error.what(), config_.checkpoint.save_interval));
+            "warning: no checkpoint was written ({} so far): {}; the run goes on, and tries "
+            "again in {} iterations",
+            failed_saves_, error.what(), config_.checkpoint.save_interval);
     }
 }
 
@@ -163,10 +163,10 @@ void Training::report(const CheckpointSaver::Published& saved) {
     last_saved_ = saved.step;
     warn(saver_->take_problems());
     log_.line(
-        fmt::format(" checkpoint after iteration {}: {} in {}, written in {} in the background; training "
-                    "paused {:.0f} ms",
-                    saved.step, format_bytes(saved.bytes), saved.path, format_duration(saved.seconds),
-                    saved.paused * 1e3));
+        " checkpoint after iteration {}: {} in {}, written in {} in the background; training "
+        "paused {:.0f} ms",
+        saved.step, format_bytes(saved.bytes), saved.path, format_duration(saved.seconds),
+        saved.paused * 1e3);
 }
 
 // Returns to the last checkpoint and continues with the data after the step that diverged. False: not
@@ -190,9 +190,9 @@ bool Training::go_back(const Diverged& problem) {
     ++rollbacks_;
     last_saved_ = resumed->step;
     trainer_->set_first_batch(next_batch - resumed->step);
-    log_.line(fmt::format("warning: {}", problem.what()));
-    log_.line(fmt::format("back to iteration {} ({} of {} times), from there on with batch {}", resumed->step,
-                          rollbacks_, kMostRollbacks, next_batch + 1));
+    log_.line("warning: {}", problem.what());
+    log_.line("back to iteration {} ({} of {} times), from there on with batch {}", resumed->step, rollbacks_,
+              kMostRollbacks, next_batch + 1);
     records_.go_back(resumed->step);
     return true;
 }
@@ -207,7 +207,7 @@ void Training::keep_last_state() {
         save();
         saving([&] { return saver_->finish(); });
     } catch (const Error& error) {
-        log_.line(fmt::format("warning: no checkpoint of the last state was written: {}", error.what()));
+        log_.line("warning: no checkpoint of the last state was written: {}", error.what());
     }
 }
 
@@ -266,8 +266,7 @@ void Training::open_checkpoints() {
     world_.broadcast(&run_, sizeof run_, 0);
     if (resumed) {
         if (std::filesystem::path(resumed->path).parent_path() == checkpoints_) last_saved_ = resumed->step;
-        log_.line(
-            fmt::format("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration")));
+        log_.line("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration"));
         for (const std::string& line : messages_of(*resumed)) log_.line(line);
         config_ = resumed->config;
         if (resumed->by_size)

@@ -116,7 +116,7 @@ public:
         } catch (const Error& problem) {  // of a step, or of the held-out loss
             if (problem.code() != ExitCode::numeric) throw;
             diverged_ = true;
-            log_.line(fmt::format("warning: {}: {}", run_.label_of(job_), problem.what()));
+            log_.line("warning: {}: {}", run_.label_of(job_), problem.what());
         }
         if (!diverged_ && !is_done()) return false;
         finish();
@@ -178,9 +178,9 @@ private:
                 fmt::format(" | relative error {}",
                             format_percent(std::abs(own / base_[static_cast<size_t>(result.step)] - 1), 4));
         }
-        log_.line(fmt::format(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}",
-                              run_.label_of(job_), iteration, std::to_string(iterations).size(), iterations,
-                              result.lm_loss, error, format_clock(run_.eta_->seconds_left().value_or(0))));
+        log_.line(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}", run_.label_of(job_), iteration,
+                  std::to_string(iterations).size(), iterations, result.lm_loss, error,
+                  format_clock(run_.eta_->seconds_left().value_or(0)));
     }
 
     void on_evaluation(double nats) override { held_out_ = nats; }
@@ -301,13 +301,13 @@ void ValidateRun::read_files() {
 int ValidateRun::run() {
     std::vector<std::string> names;
     for (const Arm& arm : arms_) names.push_back(arm.name);
-    log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)",
-                          fmt::join(names, ", "), config_.training.train_iters));
-    if (seeds_.size() > 1) log_.line(fmt::format("seeds: {}", fmt::join(seeds_, ", ")));
+    log_.line("arms: {} ({} iterations each, same data, seed and initial weights)", fmt::join(names, ", "),
+              config_.training.train_iters);
+    if (seeds_.size() > 1) log_.line("seeds: {}", fmt::join(seeds_, ", "));
     const bool done = run_jobs();
     if (run_folder_) run_folder_->check();
     if (!done) {
-        log_.result(fmt::format("stopped by {}", name_of_signal(stop_signal())));
+        log_.result("stopped by {}", name_of_signal(stop_signal()));
         log_.result(
             next_text({{"continue from here", fmt::format("{} --out {} --resume auto", options_.command,
                                                           shell_word(config_.output.out))}}));
@@ -322,8 +322,8 @@ int ValidateRun::run() {
         sort_run_files(files);
         status = write_validation(options_, config_, provenance_, files, run_folder_->folder(), log_);
     } else if (world_.rank() == 0) {
-        log_.result(fmt::format("  files  {}\nnext  when all are done  {}", folder_of(jobs_.front().name()),
-                                command_line("validate", {"--join", config_.output.out}, 1)));
+        log_.result("  files  {}\nnext  when all are done  {}", folder_of(jobs_.front().name()),
+                    command_line("validate", {"--join", config_.output.out}, 1));
     }
     world_.broadcast(&status, sizeof status, 0);
     return status;
@@ -377,7 +377,7 @@ bool ValidateRun::run_jobs() {
                  (std::ssize(states) - std::ranges::count(states, uint8_t{done})));
     for (size_t i = 0; i < jobs_.size(); ++i) {
         if (states[i] == done)
-            log_.line(fmt::format(" {}: read from {}", label_of(jobs_[i]), folder_of(jobs_[i].name())));
+            log_.line(" {}: read from {}", label_of(jobs_[i]), folder_of(jobs_[i].name()));
         else if (!JobTraining(*this, jobs_[i], states[i] == begun).run())
             return false;
     }

@@ -82,10 +82,9 @@ int write_validation(const Options& options, const Config& config, const Provena
     log.line("");
     log.result(table_heading(outcomes, config) + ":");
     log.result(outcome_table(outcome_cells(outcomes, config)));
-    log.result(fmt::format("  {}\n  {}", noise_text(outcomes), control_text(outcomes)));
-    log.result(
-        fmt::format("  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log, runs/",
-                    folder.path()));
+    log.result("  {}\n  {}", noise_text(outcomes), control_text(outcomes));
+    log.result("  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log, runs/",
+               folder.path());
     const bool passes = outcomes.verdict == Verdict::pass,
                ablates = !passes && options.ablation == Ablation::none;
     std::vector<std::string> next = {config_of_run(options, config.output.out), "--out",
@@ -94,7 +93,7 @@ int write_validation(const Options& options, const Config& config, const Provena
     log.result(next_text(
         {{ablates ? "which optimisation it is" : "where the time goes",
           command_line(ablates ? "validate" : "profile", with_options(next, options), provenance.ranks)}}));
-    log.result(fmt::format("verdict: {}", name_of(outcomes.verdict)));
+    log.result("verdict: {}", name_of(outcomes.verdict));
     return passes ? 0 : static_cast<int>(ExitCode::verdict_miss);
 }
 

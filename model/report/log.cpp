@@ -2,8 +2,6 @@
 // Lines go to standard output and to the file.
 #include "model/report/log.h"
 
-#include <fmt/format.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>

@@ -5,10 +5,13 @@
 
 #include "model/base/output.h"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fp8flow::report {
@@ -26,6 +29,15 @@ public:
     RunLog(int rank, Terminal terminal) : speaks_(rank == 0), terminal_(terminal) {}
     void line(std::string_view text);
     void result(std::string_view text);  // what the run was started for
+    // The same of a format and its arguments.
+    template <class First, class... Rest>
+    void line(fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest) {
+        line(fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...));
+    }
+    template <class First, class... Rest>
+    void result(fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest) {
+        result(fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...));
+    }
     void open(const OutputFolder& folder, std::string_view name,
               LineFile::Start start = LineFile::Start::truncate);
 

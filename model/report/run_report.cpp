@@ -110,17 +110,15 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
     log.line(backend.note);
     if (const std::string note = attention_note(backend, config); !note.empty()) log.line(note);
     const int64_t threads = omp_get_max_threads();
-    log.line(fmt::format("ranks: {} = expert parallel {} x data parallel {}; {} of {} experts and {} on each",
-                         world_size, parallel.expert_model_parallel_size,
-                         world_size / parallel.expert_model_parallel_size,
-                         config.moe.num_experts / parallel.expert_model_parallel_size, config.moe.num_experts,
-                         counted(threads, "thread")));
-    log.line(fmt::format("model: {}, {} parameters, {} active per token", model_shape(config),
-                         format_si(f64(plan.total_parameters())), format_si(f64(plan.active_parameters()))));
+    log.line("ranks: {} = expert parallel {} x data parallel {}; {} of {} experts and {} on each", world_size,
+             parallel.expert_model_parallel_size, world_size / parallel.expert_model_parallel_size,
+             config.moe.num_experts / parallel.expert_model_parallel_size, config.moe.num_experts,
+             counted(threads, "thread"));
+    log.line("model: {}, {} parameters, {} active per token", model_shape(config),
+             format_si(f64(plan.total_parameters())), format_si(f64(plan.active_parameters())));
     for (const std::string& text : config.warnings) log.line("warning: " + text);
-    log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
-                         recipe_name(config.precision),
-                         config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
+    log.line("recipe: {} ({} on the wire forward and backward, BF16 combine)", recipe_name(config.precision),
+             config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows");
     log.line("configuration, default | this run (every key: config.yaml, fp8flow --help-config):");
     for (const std::string& line : diff_configs({}, config)) log.line("  " + line);
 }
