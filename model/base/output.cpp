@@ -15,7 +15,6 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 namespace fp8flow {
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <filesystem>
 #include <regex>
@@ -148,8 +147,7 @@ void RunFolder::take_this(const Request& request) {
         require(
             attempt == FolderLock::Attempt::gone || std::chrono::steady_clock::now() - began < request.wait,
             ExitCode::output,
-            "{} {}: {} is running in it; choose another folder, wait for its end, or end it with "
-            "--take-over",
+            "{} {}: {} is running in it; choose another folder, wait for its end, or end it with --take-over",
             request.key, name_, lock_ ? lock_->holder() : "another run");
         std::this_thread::sleep_for(kBetweenAttempts);
     }

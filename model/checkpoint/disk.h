@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Disk: the file-system calls of checkpoints in one thin class, so that a test can make each of them fail, or
-// the process die in it. All names are relative to an open folder, and
-// no call follows a link. Read next: folder.h.
+// the process die in it. All names are relative to an open folder, and no call follows a link. Read next:
+// folder.h.
 #pragma once
 
 #include "kernels/core/error.h"
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <string>

@@ -9,9 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <cstdint>
-#include <string>
-
 namespace fp8flow::checkpoint {
 
 namespace {

@@ -31,8 +31,7 @@ struct CheckpointManifest {
     int64_t consumed_samples = 0;
     int64_t expert_parallel_size = 1;
     int64_t global_batch_size = 1;
-    uint64_t seed =
-        0;  // of the data order and of the initial weights: all random numbers are counters under it
+    uint64_t seed = 0;  // of all random numbers: data order, initial weights
     // consumed_samples counts samples of this length. 0 in manifests of older versions: the length is in
     // their configuration, and their fingerprint is fingerprint_without_content.
     int64_t seq_length = 0;

@@ -19,12 +19,11 @@ struct Resumed {
     std::string path;
     uint64_t run = 0;                  // CheckpointManifest::run
     std::vector<std::string> refused;  // newer checkpoints, each with the reason
-    std::vector<std::string>
-        changed;    // keys with other values than in the run that saved: "section.key: then | now"
-    Config config;  // of the run from here on
-    std::vector<std::string> kept;  // rules of the run that saved which it goes on with (keep_old_rules)
-    std::string more_data;          // a sentence on the position, where data_path has grown
-    int64_t held_out_before = 0;    // files of such data that are held out now, and were trained on
+    std::vector<std::string> changed;  // keys with other values now: "section.key: then | now"
+    Config config;                     // of the run from here on
+    std::vector<std::string> kept;     // rules of the run that saved which it goes on with (keep_old_rules)
+    std::string more_data;             // a sentence on the position, where data_path has grown
+    int64_t held_out_before = 0;       // files of such data that are held out now, and were trained on
     bool by_size = false;  // saved by an older version: the content of token files could not be compared
 };
 

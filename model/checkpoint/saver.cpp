@@ -160,8 +160,7 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::poll() {
 std::optional<CheckpointSaver::Published> CheckpointSaver::finish() {
     constexpr std::chrono::milliseconds kBetweenLooks{2};
     while (pending_) {
-        // Waiting for the slowest rank's file could exceed the peer deadline, so every rank polls
-        // repeatedly.
+        // Waiting for the slowest rank's file could exceed the peer deadline, so every rank polls.
         if (auto published = exchange_reports()) return published;
         std::this_thread::sleep_for(kBetweenLooks);
     }

@@ -9,11 +9,8 @@
 #include "layers/flows/flow.h"
 #include "layers/rope.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
-#include <span>
 
 namespace fp8flow {
 
@@ -310,14 +307,12 @@ private:
              "want a model_type that fp8flow families lists");
         if (m.attention && family != nullptr && family->index_topk > 0)
             rule(m.seq_length <= family->index_topk, {"model.seq_length"},
-                 "got {}, want at most index_topk = {}: in longer sequences {} attends to the keys "
-                 "that its indexer chooses, which is not implemented (model.attention: false leaves it "
-                 "out)",
+                 "got {}, want at most index_topk = {}: in longer sequences {} attends to the keys that its "
+                 "indexer chooses, which is not implemented (model.attention: false leaves it out)",
                  m.seq_length, family->index_topk, family->type);
         rule(c_.unscaled_length == 0 || m.seq_length <= c_.unscaled_length, {"model.seq_length"},
-             "got {}, want at most max_position_embeddings = {}: rope_type dynamic changes the "
-             "frequencies of longer sequences, which is not implemented (model.rope_type: ntk "
-             "changes them for all)",
+             "got {}, want at most max_position_embeddings = {}: rope_type dynamic changes the frequencies "
+             "of longer sequences, which is not implemented (model.rope_type: ntk changes them for all)",
              m.seq_length, c_.unscaled_length);
         rule(m.num_layers_at_start_in_bf16 + m.num_layers_at_end_in_bf16 <= m.num_layers,
              {"model.num_layers_at_start_in_bf16", "model.num_layers_at_end_in_bf16", "model.num_layers"},

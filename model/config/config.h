@@ -17,8 +17,7 @@
 
 namespace fp8flow {
 
-constexpr int64_t kByteVocabulary =
-    257;  // tokens of byte-level text: one per byte value, and end of document
+constexpr int64_t kByteVocabulary = 257;  // tokens of byte-level text: byte values, end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine, linear, wsd };
 enum class WsdDecayStyle : uint8_t { exponential, linear, cosine, minus_sqrt };
@@ -45,8 +44,7 @@ struct ParallelSpec {
     // As if the job ran on so many hosts, with consecutive ranks on each; 0: on those that the launcher
     // names.
     int64_t hosts = 0, ranks_per_host = 0;
-    double peer_deadline_seconds =
-        60.0;  // longest wait for another rank before the job is ended with a report
+    double peer_deadline_seconds = 60;  // longest wait for another rank; then the job ends with a report
 };
 
 struct TrainingSpec {
@@ -81,19 +79,17 @@ struct TrainingSpec {
 
 struct DataSpec {
     DataKind data_kind = DataKind::synthetic;
-    std::vector<std::string> data_path;  // text, shards, megatron: files, folders, globs
-    std::string routing_path;            // experts of every token; empty: the routers choose
-    std::vector<std::string>
-        file_extensions;  // text: only these in folders; "": names without one; empty: every file
-    double held_out_fraction =
-        0.1;  // text: share of the files kept for evaluation; megatron: of the documents
-    int64_t max_bytes = 268435456;         // text: stop reading after this many bytes
-    int64_t synthetic_vocab_size = 64;     // V, states of the chain
-    int64_t synthetic_order = 2;           // k; V^(k+1) is at most 2^22
-    double synthetic_zipf_exponent = 1.0;  // of the unigram distribution
-    int64_t synthetic_successors = 4;      // favoured next tokens of a context
-    double synthetic_noise = 0.2;          // share of draws that ignore the context
-    uint64_t synthetic_seed = 1;           // of the chain itself
+    std::vector<std::string> data_path;        // text, shards, megatron: files, folders, globs
+    std::string routing_path;                  // experts of every token; empty: the routers choose
+    std::vector<std::string> file_extensions;  // text, in folders; "": names without; []: all
+    double held_out_fraction = 0.1;            // text: of the files; megatron: of the documents
+    int64_t max_bytes = 268435456;             // text: stop reading after this many bytes
+    int64_t synthetic_vocab_size = 64;         // V, states of the chain
+    int64_t synthetic_order = 2;               // k; V^(k+1) is at most 2^22
+    double synthetic_zipf_exponent = 1.0;      // of the unigram distribution
+    int64_t synthetic_successors = 4;          // favoured next tokens of a context
+    double synthetic_noise = 0.2;              // share of draws that ignore the context
+    uint64_t synthetic_seed = 1;               // of the chain itself
 };
 
 struct OutputSpec {

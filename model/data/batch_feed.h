@@ -35,8 +35,8 @@ public:
 private:
     Device& device_;
     int64_t seq_length_, max_tokens_;
-    std::size_t labels_at_,
-        slot_bytes_;  // a slot: group words, tokens, labels; each begins at a multiple of 256 bytes
+    // A slot: group words, tokens, labels. Each begins at a multiple of 256 bytes.
+    std::size_t labels_at_, slot_bytes_;
     PinnedBuffer slots_;
     uint8_t* batch_;  // on the device, laid out like a slot
     RowGroups all_tokens_;

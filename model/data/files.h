@@ -28,8 +28,7 @@ struct DataFiles {
 // relative path, then by path; a file reached twice (same device and inode) is listed once, with a warning.
 // Inside folders, names that begin with '.' are skipped, links to files are followed and links to folders are
 // not, so that no loop of links matters; a warning counts those to folders that no entry reaches, or to
-// nothing. Throws ExitCode::data for an entry that does
-// not exist, matches nothing, or cannot be read.
+// nothing. Throws ExitCode::data for an entry that does not exist, matches nothing, or cannot be read.
 // `extensions`: kept endings of file names, e.g. ".h"; "": names without an extension; empty list: every
 // file. A file that an entry names itself is kept whatever its ending.
 DataFiles list_data_files(const std::vector<std::string>& entries,

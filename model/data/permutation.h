@@ -47,8 +47,7 @@ public:
     }
 
 private:
-    static constexpr int kRounds =
-        6;  // four suffice for pseudo-randomness (Luby-Rackoff); tiny halves want a few more
+    static constexpr int kRounds = 6;  // four suffice (Luby-Rackoff); tiny halves want a few more
 
     uint64_t encrypt(uint64_t x) const {
         uint64_t left = x >> half_bits_;

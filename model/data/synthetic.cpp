@@ -111,8 +111,7 @@ void SyntheticSource::find_stationary() {
     }
     require(change <= kStationaryTolerance, ExitCode::usage,
             "synthetic data: the stationary distribution did not settle in {} steps (change {:.1e}); raise "
-            "noise (now {}) or "
-            "lower order (now {})",
+            "noise (now {}) or lower order (now {})",
             kMaxPowerIterations, change, spec_.synthetic_noise, spec_.synthetic_order);
     stationary_ = std::move(now);
     cumulative_.resize(stationary_.size());
@@ -175,8 +174,7 @@ void SyntheticSource::sample(Split split, int64_t sample_index, std::span<int32_
 std::string SyntheticSource::description() const {
     return fmt::format(
         "synthetic Markov source of order {} over {} symbols (Zipf {}, {} successors, noise {}, seed {}): "
-        "entropy rate {:.4f} nats, "
-        "floor of the loss {:.4f} nats, unigram entropy {:.4f} nats",
+        "entropy rate {:.4f} nats, floor of the loss {:.4f} nats, unigram entropy {:.4f} nats",
         spec_.synthetic_order, spec_.synthetic_vocab_size, spec_.synthetic_zipf_exponent,
         spec_.synthetic_successors, spec_.synthetic_noise, spec_.synthetic_seed, rate_, floor_,
         unigram_entropy_nats());

@@ -18,8 +18,7 @@ namespace fp8flow::data {
 
 namespace {
 
-constexpr size_t kSniffBytes =
-    4096;  // a zero byte in the first 4 KiB: binary (git and grep look at the start as well)
+constexpr size_t kSniffBytes = 4096;  // a zero byte among them: binary, as for git and grep
 
 // FNV-1a leaves the high bits of short strings poor; the finaliser spreads them before the comparison with a
 // fraction.
@@ -83,9 +82,8 @@ std::vector<TextSource::Document> TextSource::load(const DataSpec& spec) {
     require(
         !documents.empty(), ExitCode::data,
         "{}: no text: {} files found, of which {} binary (a zero byte in the first 4 KiB), {} empty, {} Git "
-        "LFS pointers (git lfs pull fetches the files); "
-        "name other files in "
-        "data.data_path or widen its list of extensions",
+        "LFS pointers (git lfs pull fetches the files); name other files in data.data_path or widen its list "
+        "of extensions",
         where_, files.size(), binary_, empty_, pointers_);
     if (cut_) {
         int64_t all = 0;
@@ -137,8 +135,7 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
         append(held_out[i] ? Split::held_out : Split::train, std::move(documents[i]));
     if (held_out_fraction > 0.0)
         check_share(held_out_fraction,
-                    fmt::format("whole files are, here {} of {}; name more files, or divide "
-                                "large ones",
+                    fmt::format("whole files are, here {} of {}; name more files, or divide large ones",
                                 part(Split::held_out).files.size(), held_out.size()));
 }
 

@@ -21,7 +21,6 @@
 #include <iterator>
 #include <span>
 #include <sstream>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>

@@ -4,7 +4,6 @@
 
 #include "kernels/core/scaled_tensor.h"
 #include "layers/parameter.h"
-#include "model/plan/plan.h"
 
 #include <fmt/format.h>
 

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace fp8flow::profile {

@@ -11,13 +11,11 @@ namespace fp8flow {
 
 struct ForcedRouting {
     int64_t tokens = 0;  // of this rank
-    int64_t rank =
-        0;  // seeds the choice; 0 on all ranks: it depends only on the token's index in its micro-batch
+    int64_t rank = 0;    // seeds the choice; 0 on all ranks: the choice depends on the token's index alone
     int64_t num_experts = 1, topk = 1;
     int64_t num_groups = 0, group_topk = 0;  // group-limited routing; 0: off
-    double max_over_mean =
-        1.0;  // load of the fullest expert over the mean; 1: every expert has the same number of tokens
-    std::vector<double> loads = {};  // of each expert over the mean; empty: those of max_over_mean
+    double max_over_mean = 1.0;              // load of the fullest expert over the mean; 1: equal loads
+    std::vector<double> loads = {};          // of each expert over the mean; empty: those of max_over_mean
     uint64_t seed = 0;
 };
 

@@ -41,9 +41,9 @@ private:
     TrainingSpec training_;
     CombineOrder order_;
     Arena state_;
-    TensorView
-        squares_of_experts_;  // order invariant: [parameters of experts, E] f32, made by the first step
-    TensorView dense_blocks_, expert_blocks_;  // sharded gradients: squares of blocks, made by the first step
+    // Made by the first step: with order invariant [parameters of experts, E] f32; with sharded gradients the
+    // squares of blocks.
+    TensorView squares_of_experts_, dense_blocks_, expert_blocks_;
     TensorView squares_, dense_squares_, expert_squares_, norm_, factor_;
 };
 

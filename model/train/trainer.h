@@ -61,13 +61,11 @@ struct StepResult {
     double balancing_loss = 0, z_loss = 0;  // coefficients included, summed over kinds and layers
     std::vector<RouterLoss> router_losses;  // those with a coefficient above 0
     double grad_norm = 0, learning_rate = 0;
-    double seconds =
-        0;  // from the end of the step before (or its own launch, if later) to its end, measured on the host
+    double seconds = 0;       // host clock: from the end of the step before, or its later launch, to its end
     double host_seconds = 0;  // that the host took to launch it
     int64_t host_stops = 0;   // waits for the device during the launch (Device::num_synchronisations)
     int64_t tokens = 0;       // of the global batch
-    int64_t redone = 0;  // how often it ran out of rows and was redone with a larger capacity, as was the
-                         // step in flight after it
+    int64_t redone = 0;       // how often it ran out of rows, and was redone with a larger capacity
     double redo_seconds = 0;  // lost by that: from the begin of each redone attempt to the next one
     std::vector<LayerLoad> load;
     // Of this rank, for the last attempt.
@@ -137,8 +135,7 @@ public:
     void run_passes_alone(bool alone);
     // Of the last step with a result, until another is launched in its place.
     const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
-    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the row
-    // capacity).
+    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the row capacity).
     void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }

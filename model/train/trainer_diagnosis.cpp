@@ -44,11 +44,10 @@ void Trainer::report_non_finite(int64_t step) {
     world_.all_gather(&mine, sizeof mine, all.data());
     const auto worst = std::ranges::min_element(all, {}, &Finding::kind);
     if (worst->kind == 2)
-        throw Diverged(step,
-                       fmt::format("step {}: the loss or the norm of the gradients is not finite, though "
-                                   "every weight and gradient is; the step was not applied; lower "
-                                   "training.lr",
-                                   step + 1));
+        throw Diverged(
+            step, fmt::format("step {}: the loss or the norm of the gradients is not finite, though "
+                              "every weight and gradient is; the step was not applied; lower training.lr",
+                              step + 1));
     const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
     throw Diverged(
         step,

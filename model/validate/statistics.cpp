@@ -5,7 +5,6 @@
 #include "kernels/core/error.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <random>
 

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <set>
 
 namespace fp8flow::weights {
 
@@ -263,8 +262,8 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
     std::vector<std::string> problems;
     std::vector<float> values;
     for (const WeightTarget& target : targets) {
-        device.fill(target.values.data, 0,
-                    static_cast<size_t>(target.values.bytes()));  // what no file has: rows of padding
+        // what no file has: rows of padding
+        device.fill(target.values.data, 0, static_cast<size_t>(target.values.bytes()));
         for (const WeightPiece& piece : pieces_of(target.spec, shapes.model, shapes.moe, names)) {
             const PieceReader reader(set, piece);
             const int64_t all = piece.our_rows(), cols = piece.transposed ? piece.rows : piece.cols,

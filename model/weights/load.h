@@ -18,9 +18,8 @@ namespace fp8flow::weights {
 struct WeightTarget {
     ParameterSpec spec;  // name and shape; of state that is no parameter (the expert bias), only these
     TensorView values;   // f32 on the device, spec.shape, or [n] of a sharded parameter
-    Parameter* parameter =
-        nullptr;        // unless it is sharded its working copies are written afterwards; null: state
-    int64_t first = 0;  // element of the tensor that values begin with
+    Parameter* parameter = nullptr;  // gets its working copies afterwards, unless sharded; null: state
+    int64_t first = 0;               // element of the tensor that values begin with
 };
 // Of all parameters of the store, and the given expert bias of layer `bias_layer` where there is one.
 std::vector<WeightTarget> targets_of(Transformer& model);
