@@ -34,8 +34,7 @@ Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_vie
     constexpr double kMostElements = 0x1p58;
     double all = 1;  // elements and FLOPs are products of some of them
     for (const Value& value : values_)
-        if (const auto n = builders::read_number<int64_t>(value.given); n && *n > 1)
-            all *= static_cast<double>(*n);
+        if (const auto n = builders::read_number<int64_t>(value.given); n && *n > 1) all *= f64(*n);
     require(all <= kMostElements, ExitCode::usage,
             "bench {}: --shape: got sizes with the product {:.2g}, want at most {:.2g}", operation_, all,
             kMostElements);

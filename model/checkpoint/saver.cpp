@@ -184,7 +184,7 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::exchange_reports() {
                         .paused = p.paused,
                         .seconds = seconds_since(p.started),
                         .path = folder_->path_of(checkpoint_name(p.step))};
-    for (const Report& report : reports) published.bytes += static_cast<double>(report.bytes);
+    for (const Report& report : reports) published.bytes += f64(report.bytes);
     pending_.reset();
     return published;
 }

@@ -51,7 +51,7 @@ MachineCheck space_of(const std::string& what, std::filesystem::path folder, dou
     const auto space = std::filesystem::space(folder, error);
     if (error) return {what, fmt::format("{}: {}", folder.string(), error.message()), fix};
     const bool writable = ::access(folder.c_str(), W_OK) == 0;
-    const auto free = static_cast<double>(space.available);
+    const auto free = f64(space.available);
     return {what,
             fmt::format("{}: {} free{}", folder.string(), format_bytes(free), writable ? "" : ", read only"),
             writable && free >= least ? "" : fix};
@@ -63,7 +63,7 @@ int run_doctor(const std::string& out) {
     const HostMemory memory = host_memory();
     std::vector<MachineCheck> found = {
         processor(),
-        {"memory", fmt::format("{} free{}{}", format_bytes(static_cast<double>(memory.free_bytes)),
+        {"memory", fmt::format("{} free{}{}", format_bytes(f64(memory.free_bytes)),
                                memory.limit.empty() ? "" : " within ", memory.limit)},
         mpi(),
         space_of("disk", out, kLeastDisk, "--out DIR on a disk that is writable and has space"),

@@ -71,7 +71,7 @@ public:
             }
             for (int64_t t = begin; t < next; ++t) loss += losses_[static_cast<size_t>(t - chunk.first)];
             sums.loss += loss;
-            sums.right += static_cast<double>(right);
+            sums.right += f64(right);
         }
     }
 
@@ -85,8 +85,8 @@ public:
         world.all_reduce_sum(std::span<double>(all));
         Result result{.source = source, .windows = std::ssize(sums_)};
         result.tokens = result.windows * data_.seq_length();
-        result.nats = all[0] / static_cast<double>(result.tokens);
-        result.accuracy = all[1] / static_cast<double>(result.tokens);
+        result.nats = all[0] / f64(result.tokens);
+        result.accuracy = all[1] / f64(result.tokens);
         if (const auto bytes = data_.bytes_per_token())
             result.bits_per_byte = result.nats / std::numbers::ln2 / *bytes;
         return result;

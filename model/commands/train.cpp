@@ -165,8 +165,7 @@ private:
 
     // By this run only, not by the runs that it continues.
     double tokens_read() const {
-        return static_cast<double>(reported_) *
-               static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
+        return f64(reported_) * f64(config_.training.global_batch_size * config_.model.seq_length);
     }
 
     void finish(double seconds) {
@@ -210,7 +209,7 @@ private:
         if (!losses.empty()) log_.result("  train loss     {:.4f} -> {:.4f}", losses.front(), losses.back());
         if (!held_out.empty()) log_.result("  " + evaluation_text(config_, held_out.back()));
         log_.line("  wire           rank 0 sends {} per step in MoE layers{}",
-                  format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, reported_))),
+                  format_bytes(wire_ / f64(std::max<int64_t>(1, reported_))),
                   config_.parallel.expert_model_parallel_size == 1
                       ? " (expert parallel 1: every expert is on every rank)"
                       : "");

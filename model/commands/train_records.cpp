@@ -24,7 +24,7 @@ void ExpertUse::add(const StepResult& result) {
         last.resize(load.tokens.size());
         for (size_t e = 0; e < last.size(); ++e)
             if (load.tokens[e] > 0) last[e] = iteration_;
-        tokens_ = static_cast<double>(std::accumulate(load.tokens.begin(), load.tokens.end(), int64_t{0}));
+        tokens_ = f64(std::accumulate(load.tokens.begin(), load.tokens.end(), int64_t{0}));
     }
 }
 
@@ -35,8 +35,7 @@ std::string ExpertUse::warning() const {
     std::vector<std::string> dead;
     for (const auto& [layer, last] : last_) {
         const auto unused = std::ranges::count_if(last, [&](int64_t used) { return used <= before; });
-        const double share =
-            tokens_ * static_cast<double>(iteration_ - before) / static_cast<double>(last.size());
+        const double share = tokens_ * f64(iteration_ - before) / f64(last.size());
         if (unused > 0 && share >= kFairShare)
             dead.push_back(fmt::format("{} of layer {}", counted(unused, "expert"), layer));
     }

@@ -327,7 +327,7 @@ private:
         rule(!(m.moe_router_force_load_balancing && m.moe_router_force_biased > 0),
              {"moe.moe_router_force_biased", "moe.moe_router_force_load_balancing"},
              "got {}, want 0 with moe_router_force_load_balancing: true", m.moe_router_force_biased);
-        const double worst = static_cast<double>(m.num_experts) / static_cast<double>(m.moe_router_topk);
+        const double worst = f64(m.num_experts) / f64(m.moe_router_topk);
         rule(m.moe_router_force_biased == 0 || m.moe_router_topk > m.num_experts ||
                  (m.moe_router_force_biased >= 1 && m.moe_router_force_biased <= worst),
              {"moe.moe_router_force_biased", "moe.num_experts", "moe.moe_router_topk"},
@@ -472,9 +472,8 @@ private:
     void check_synthetic_table() {
         constexpr double kMaxEntries = 1 << 22;
         const DataSpec& d = c_.data;
-        double entries = static_cast<double>(d.synthetic_vocab_size);
-        for (int64_t k = 0; k < d.synthetic_order; ++k)
-            entries *= static_cast<double>(d.synthetic_vocab_size);
+        double entries = f64(d.synthetic_vocab_size);
+        for (int64_t k = 0; k < d.synthetic_order; ++k) entries *= f64(d.synthetic_vocab_size);
         rule(d.data_kind != DataKind::synthetic || entries <= kMaxEntries,
              {"data.synthetic_order", "data.synthetic_vocab_size"},
 

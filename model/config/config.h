@@ -17,6 +17,8 @@
 
 namespace fp8flow {
 
+constexpr double f64(auto number) { return static_cast<double>(number); }
+
 constexpr int64_t kByteVocabulary = 257;  // tokens of byte-level text: byte values, end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine, linear, wsd };

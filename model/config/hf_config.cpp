@@ -288,7 +288,7 @@ private:
     // Multipliers of embeddings, residuals, scores and logits become factors of weights.
     void granite() {
         const double embedding = real("embedding_multiplier", 1.0), logits = real("logits_scaling", 1.0),
-                     depth = static_cast<double>(head_dim());
+                     depth = f64(head_dim());
         const bool tied = boolean("tie_word_embeddings", family_.tied);
         model_.folds.embedding = embedding;
         model_.folds.final_norm = 1 / (tied ? embedding * logits : logits);
@@ -310,7 +310,7 @@ private:
         };
         const Json theta = inner("rope_theta"), partial = inner("partial_rotary_factor");
         if (const auto base = number_in(theta, "rope_theta")) set("model.rotary_base", *base, "rope_theta");
-        const auto head = static_cast<double>(std::max<int64_t>(1, head_dim()));
+        const auto head = f64(std::max<int64_t>(1, head_dim()));
         const auto written = partial.is_null() ? std::nullopt : number_in(partial, "partial_rotary_factor");
         const double share = written ? *written
                              : family_.reads_rotary_dim
@@ -586,8 +586,8 @@ private:
                  coeff);
         } else if (const int64_t layers = integer("num_hidden_layers", 0);
                    coefficient(kCoefficient) > 0 && layers > 0) {
-            const auto topk = static_cast<double>(integer(family_.topk_key, 0));
-            coeff = fmt::format("{:.4g}", coefficient(kCoefficient) * topk / static_cast<double>(layers));
+            const auto topk = f64(integer(family_.topk_key, 0));
+            coeff = fmt::format("{:.4g}", coefficient(kCoefficient) * topk / f64(layers));
             const bool adds = boolean("output_router_logits", false);
             if (adds) type = "aux_loss";
             const std::string near =

@@ -59,8 +59,7 @@ BlendedSource::BlendedSource(std::vector<Part> parts)
     for (const Part& part : parts_) sum += part.of.weight;
     for (int64_t i = 0; i < kPeriod; ++i) {
         const auto behind = [&](size_t p) {
-            return parts_[p].of.weight / sum * static_cast<double>(std::max<int64_t>(i, 1)) -
-                   static_cast<double>(counts_[p]);
+            return parts_[p].of.weight / sum * f64(std::max<int64_t>(i, 1)) - f64(counts_[p]);
         };
         size_t next = 0;
         for (size_t p = 1; p < parts_.size(); ++p)
@@ -82,9 +81,8 @@ int64_t BlendedSource::num_tokens(Split split) const {
 int64_t BlendedSource::samples_per_epoch(Split split) const {
     int64_t least = kUnlimited;
     for (size_t p = 0; p < parts_.size(); ++p)
-        least = std::min(
-            least,
-            static_cast<int64_t>(static_cast<double>(parts_[p].source->samples_per_epoch(split)) / share(p)));
+        least =
+            std::min(least, static_cast<int64_t>(f64(parts_[p].source->samples_per_epoch(split)) / share(p)));
     return least;
 }
 
@@ -111,8 +109,7 @@ std::string BlendedSource::epochs_text(int64_t samples) const {
     for (size_t p = 0; p < parts_.size(); ++p)
         texts.push_back(
             fmt::format("{:.3g} epochs of {}",
-                        static_cast<double>(samples) * share(p) /
-                            static_cast<double>(parts_[p].source->samples_per_epoch(Split::train)),
+                        f64(samples) * share(p) / f64(parts_[p].source->samples_per_epoch(Split::train)),
                         parts_[p].of.path));
     return fmt::format("{}", fmt::join(texts, ", "));
 }

@@ -50,7 +50,7 @@ private:
         uint32_t part = 0;
         int32_t before = 0;  // samples of it in the period before this one
     };
-    double share(size_t part) const { return static_cast<double>(counts_[part]) / kPeriod; }
+    double share(size_t part) const { return f64(counts_[part]) / kPeriod; }
 
     std::vector<Part> parts_;
     std::vector<Place> order_;     // of a period

@@ -13,8 +13,7 @@ namespace fp8flow::data {
 const char* name_of(Split split) { return split == Split::train ? "train" : "held-out"; }
 
 std::string TokenSource::epochs_text(int64_t samples) const {
-    return fmt::format("{:.3g} epochs",
-                       static_cast<double>(samples) / static_cast<double>(samples_per_epoch(Split::train)));
+    return fmt::format("{:.3g} epochs", f64(samples) / f64(samples_per_epoch(Split::train)));
 }
 
 int64_t held_out_in(const TokenSource& source, const TokenSource& trained) {
@@ -58,8 +57,8 @@ void WindowedSource::require_one_window(Split split, const std::string& where) c
 
 void WindowedSource::check_share(double wanted, const std::string& cause) {
     constexpr double kFarOff = 3;
-    const auto held_out = static_cast<double>(num_tokens(Split::held_out));
-    const double share = held_out / (held_out + static_cast<double>(num_tokens(Split::train)));
+    const auto held_out = f64(num_tokens(Split::held_out));
+    const double share = held_out / (held_out + f64(num_tokens(Split::train)));
     if (share <= kFarOff * wanted && share >= wanted / kFarOff) return;
     warnings_.push_back(
         fmt::format("{:.2g} % of the tokens are held out, though data.held_out_fraction is {}: {}",

@@ -145,7 +145,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
     // Which sequence is the first that is held out.
     int64_t kept = index.documents;
     if (held_out_fraction > 0.0 && index.documents > 1)
-        kept -= std::clamp<int64_t>(std::llround(held_out_fraction * static_cast<double>(index.documents)), 1,
+        kept -= std::clamp<int64_t>(std::llround(held_out_fraction * f64(index.documents)), 1,
                                     index.documents - 1);
     int64_t held_out_sequence = index.sequences, before = 0;
     Column<int64_t> document_bounds(file, bounds_at, index.documents + 1);
@@ -176,8 +176,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
     }
     if (held_out_sequence == index.sequences) index.held_out_from = index.tokens;
     if (held_out_fraction > 0.0 && index.documents == 1)
-        index.held_out_from =
-            static_cast<int64_t>(static_cast<double>(index.tokens) * (1.0 - held_out_fraction));
+        index.held_out_from = static_cast<int64_t>(f64(index.tokens) * (1.0 - held_out_fraction));
     index.checksum = checksum_of(file);
     return index;
 }
@@ -228,8 +227,7 @@ MegatronSource::MegatronSource(const Config& config) : StreamSource(config) {
 
 std::optional<double> MegatronSource::bytes_per_token() const {
     if (text_bytes_ <= 0) return std::nullopt;
-    return static_cast<double>(text_bytes_) /
-           static_cast<double>(num_tokens(Split::train) + num_tokens(Split::held_out));
+    return f64(text_bytes_) / f64(num_tokens(Split::train) + num_tokens(Split::held_out));
 }
 
 std::string MegatronSource::description() const {

@@ -42,8 +42,8 @@ SyntheticSource::SyntheticSource(const Config& config)
     compute_entropies();
     fingerprint_ = mix64(spec_.synthetic_seed, static_cast<uint64_t>(spec_.synthetic_vocab_size),
                          static_cast<uint64_t>(spec_.synthetic_order));
-    for (const double value : {spec_.synthetic_zipf_exponent, spec_.synthetic_noise,
-                               static_cast<double>(spec_.synthetic_successors)})
+    for (const double value :
+         {spec_.synthetic_zipf_exponent, spec_.synthetic_noise, f64(spec_.synthetic_successors)})
         fingerprint_ = mix64(fingerprint_, std::bit_cast<uint64_t>(value));
 }
 
@@ -51,8 +51,7 @@ void SyntheticSource::build_table() {
     const auto vocab = static_cast<size_t>(spec_.synthetic_vocab_size);
     std::vector<double> zipf(vocab), zipf_end(vocab);
     double sum = 0.0;
-    for (size_t x = 0; x < vocab; ++x)
-        sum += zipf[x] = std::pow(static_cast<double>(x + 1), -spec_.synthetic_zipf_exponent);
+    for (size_t x = 0; x < vocab; ++x) sum += zipf[x] = std::pow(f64(x + 1), -spec_.synthetic_zipf_exponent);
     for (double& share : zipf) share /= sum;
     std::partial_sum(zipf.begin(), zipf.end(), zipf_end.begin());
     start_.resize(static_cast<size_t>(contexts_) * vocab);
@@ -83,16 +82,15 @@ void SyntheticSource::build_table() {
 
 double SyntheticSource::probability(int64_t context, int64_t symbol) const {
     const size_t at = static_cast<size_t>(context * spec_.synthetic_vocab_size + symbol);
-    const double end = symbol + 1 < spec_.synthetic_vocab_size ? static_cast<double>(start_[at + 1]) : kWords;
-    return (end - static_cast<double>(start_[at])) / kWords;
+    const double end = symbol + 1 < spec_.synthetic_vocab_size ? f64(start_[at + 1]) : kWords;
+    return (end - f64(start_[at])) / kWords;
 }
 
 // Power iteration over contexts: (c, x) leads to the context that drops c's oldest symbol and takes x.
 void SyntheticSource::find_stationary() {
     const int64_t vocab = spec_.synthetic_vocab_size;
     const int64_t tail = contexts_ / vocab;
-    std::vector<double> now(static_cast<size_t>(contexts_), 1.0 / static_cast<double>(contexts_)),
-        next(now.size());
+    std::vector<double> now(static_cast<size_t>(contexts_), 1.0 / f64(contexts_)), next(now.size());
     double change = 1.0;
     for (int i = 0; i < kMaxPowerIterations && change > kStationaryTolerance; ++i) {
         std::ranges::fill(next, 0.0);
@@ -140,8 +138,7 @@ void SyntheticSource::compute_entropies() {
     // Target t of a window (1-based) has min(t, k) symbols before it that matter.
     const int64_t short_targets = std::min<int64_t>(spec_.synthetic_order - 1, seq_length_);
     const double first = block_entropy_[static_cast<size_t>(short_targets) + 1] - block_entropy_[1];
-    floor_ =
-        (first + static_cast<double>(seq_length_ - short_targets) * rate_) / static_cast<double>(seq_length_);
+    floor_ = (first + f64(seq_length_ - short_targets) * rate_) / f64(seq_length_);
 }
 
 void SyntheticSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {

@@ -107,8 +107,7 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
     if (documents.size() == 1 && held_out_fraction > 0.0) {
         single_file_ = true;
         std::vector<uint8_t>& bytes = documents[0].bytes;
-        auto cut = bytes.begin() +
-                   static_cast<int64_t>(static_cast<double>(bytes.size()) * (1.0 - held_out_fraction));
+        auto cut = bytes.begin() + static_cast<int64_t>(f64(bytes.size()) * (1.0 - held_out_fraction));
         // At a line end if one is near: words stay whole. A file without lines is cut where it is.
         const auto line_end = std::find(cut, std::min(cut + 4096, bytes.end()), '\n');
         if (line_end != bytes.end() && *line_end == '\n' && line_end + 1 != bytes.end()) cut = line_end + 1;

@@ -89,9 +89,8 @@ std::vector<MachineCheck> check_gpus() {
     const std::string name = hopper::device_name(0);
     const double clock = hopper::max_clock_hertz(0);
     std::vector<MachineCheck> found = {
-        {"GPU",
-         fmt::format("{} x {}, {:.1f} GiB, up to {:.0f} MHz (under load: nvidia-smi -q -d CLOCK)", devices,
-                     name, static_cast<double>(hopper::memory_bytes(0)) / 0x1p30, clock * 1e-6)},
+        {"GPU", fmt::format("{} x {}, {:.1f} GiB, up to {:.0f} MHz (under load: nvidia-smi -q -d CLOCK)",
+                            devices, name, f64(hopper::memory_bytes(0)) / 0x1p30, clock * 1e-6)},
         {"CUDA", fmt::format("built with {}, the driver supports {}", hopper::runtime_version(),
                              hopper::driver_version())}};
     for (int device = 1; device < devices; ++device)

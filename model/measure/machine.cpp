@@ -32,7 +32,7 @@ MachineCeilings::MachineCeilings(const BackendChoice& backend, ProcessGroup& wor
                     [&world](double seconds) {
                         auto picoseconds = static_cast<int64_t>(seconds * 1e12);
                         world.all_reduce_max(std::span<int64_t>(&picoseconds, 1));
-                        return static_cast<double>(picoseconds) * 1e-12;
+                        return f64(picoseconds) * 1e-12;
                     }},
       largest_(on_gpu(backend) ? kGpuLargest : kHostLargest) {
     const auto peers =
@@ -44,7 +44,7 @@ double MachineCeilings::traffic_seconds(const OpCost& cost) {
     if (cost.bytes <= 0) return 0;
     // Sizes that differ by less than an eighth share a measurement, and time grows with the bytes between
     // them; so it does above the largest size.
-    const double size = std::min(cost.bytes, static_cast<double>(largest_)), shrink = size / cost.bytes;
+    const double size = std::min(cost.bytes, f64(largest_)), shrink = size / cost.bytes;
     const double grain = std::max(kSmallestGrain, std::exp2(std::floor(std::log2(size)) - 3));
     const auto rounded = [&](double bytes) {
         return static_cast<int64_t>(grain * std::round(bytes * shrink / grain));
@@ -54,7 +54,7 @@ double MachineCeilings::traffic_seconds(const OpCost& cost) {
     const double seconds = ceilings_.traffic_seconds(read, written);
     // small ones are bound by launches, not bytes
     if (size < 8 * kSmallestGrain) return seconds;
-    return seconds * cost.bytes / static_cast<double>(read + written);
+    return seconds * cost.bytes / f64(read + written);
 }
 
 LowerBound MachineCeilings::bound_of(const OpCost& cost, double wire_bytes) {
@@ -67,7 +67,7 @@ LowerBound MachineCeilings::bound_of(const OpCost& cost, double wire_bytes) {
 }
 
 MachineRates MachineCeilings::rates() {
-    const auto half = static_cast<double>(largest_) / 2;
+    const auto half = f64(largest_) / 2;
     return {.device = probe_->device_name(),
             .bytes_per_second = 2 * half / traffic_seconds({.bytes = 2 * half, .written = half}),
             .bf16_flops = ceilings_.gemm(GemmKind::bf16),

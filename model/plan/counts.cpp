@@ -30,7 +30,7 @@ double probability_of_none_grouped(const MoeSpec& moe, int64_t ranks) {
     const int64_t group_size = moe.num_experts / groups, local = moe.num_experts / ranks;
     const int64_t reachable = picked * group_size;
     if (ranks >= groups) {  // a rank holds a part of one group
-        const double share = static_cast<double>(picked) / static_cast<double>(groups);
+        const double share = f64(picked) / f64(groups);
         return 1 - share +
                share * probability_of_none(reachable, std::min(local, group_size), moe.moe_router_topk);
     }
@@ -191,7 +191,7 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks) {
     const double none =
         grouped ? probability_of_none_grouped(moe, ranks)
                 : probability_of_none(moe.num_experts, moe.num_experts / ranks, moe.moe_router_topk);
-    return static_cast<double>(ranks) * (1 - none);
+    return f64(ranks) * (1 - none);
 }
 
 namespace {
@@ -212,9 +212,9 @@ WireRows wire_rows(const MoeSpec& moe, const ParallelSpec& parallel) {
     const bool spread =
         parallel.hosts > 1 && ep > parallel.ranks_per_host && ep % parallel.ranks_per_host == 0;
     const int64_t on_host = spread ? parallel.ranks_per_host : ep, hosts = ep / on_host;
-    const auto others = [](int64_t of) { return static_cast<double>(of - 1) / static_cast<double>(of); };
+    const auto others = [](int64_t of) { return f64(of - 1) / f64(of); };
     const double each = expected_distinct_ranks(moe, ep);
-    WireRows sent{.routing = {static_cast<double>(ep - 1), static_cast<double>(ep - on_host)},
+    WireRows sent{.routing = {f64(ep - 1), f64(ep - on_host)},
                   .rows = {others(ep) * each, others(hosts) * each},
                   .choices = {others(ep), others(hosts)},
                   .values = {others(ep), others(hosts)}};
@@ -232,14 +232,13 @@ std::vector<WireItem> wire_bytes(const Config& config) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
     const PrecisionSpec& p = config.precision;
-    const auto tokens = static_cast<double>(config.training.micro_batch_size * m.seq_length);
-    const auto hidden = static_cast<double>(m.hidden_size);
-    const auto topk = static_cast<double>(moe.moe_router_topk);
+    const auto tokens = f64(config.training.micro_batch_size * m.seq_length);
+    const auto hidden = f64(m.hidden_size);
+    const auto topk = f64(moe.moe_router_topk);
     const WireRows rows = wire_rows(moe, config.parallel);
     const double copies = tokens * topk;
     const double scale_bytes = p.scale_format == ScaleFormat::pow2 ? 1 : 4;  // E8M0 or FP32 per 128 values
-    const double dispatched =
-        p.sends_fp8_rows() ? hidden + scale_bytes * hidden / static_cast<double>(kBlock) : 2 * hidden;
+    const double dispatched = p.sends_fp8_rows() ? hidden + scale_bytes * hidden / f64(kBlock) : 2 * hidden;
     const bool sums = moe.moe_combine_order == CombineOrder::rank;
     const bool again = config.recompute.saved_rows == SavedRows::none;  // x too in the backward
     const double id_and_prob = 4 + 4;

@@ -128,7 +128,6 @@ struct SavedBytes {
 };
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute);
 std::vector<RecomputeChoice> recompute_choices(const Config& config);
-inline double f64(int64_t n) { return static_cast<double>(n); }
 inline bool is_moe(const Config& config, int64_t layer) {
     return config.model.moe_layer_freq[static_cast<size_t>(layer)] == 1;
 }

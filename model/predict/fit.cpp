@@ -149,9 +149,9 @@ std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, i
 int64_t useful_joined(const Config& config, int64_t ranks) {
     const int64_t peers = config.parallel.expert_model_parallel_size,
                   micro_batches = plan::micro_batches_of(config, ranks);
-    const double tokens = static_cast<double>(config.training.micro_batch_size * config.model.seq_length),
-                 rows = tokens * static_cast<double>(config.moe.moe_router_topk * peers) /
-                        static_cast<double>(config.moe.num_experts * gradient_sources(config.moe, peers));
+    const double tokens = f64(config.training.micro_batch_size * config.model.seq_length),
+                 rows = tokens * f64(config.moe.moe_router_topk * peers) /
+                        f64(config.moe.num_experts * gradient_sources(config.moe, peers));
     const int64_t most =
         std::clamp<int64_t>(std::llround(std::ceil(kRowsOfJoined / rows)), 2, op::kMaxWgradSets);
     return ceil_div(micro_batches, ceil_div(micro_batches, most));

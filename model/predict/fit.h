@@ -48,7 +48,7 @@ struct JoinedMemory {
     std::vector<plan::MemoryItem> single, joined;
     int64_t moe_layers = 0;
     double cost() const { return plan::sum_of(joined) - plan::sum_of(single); }  // operands that wait
-    double cost_per_layer() const { return cost() / static_cast<double>(moe_layers); }
+    double cost_per_layer() const { return cost() / f64(moe_layers); }
 };
 std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, int64_t micro_batches);
 

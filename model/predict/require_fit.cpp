@@ -23,11 +23,11 @@ struct FreeMemory {
 FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host) {
     if (backend.kind == BackendKind::hopper) {
         const auto ops = make_ops(backend, Arithmetic::stated, config.kernels);
-        return {static_cast<double>(ops->device().free_bytes()), "GPU memory"};
+        return {f64(ops->device().free_bytes()), "GPU memory"};
     }
     const HostMemory memory = host_memory();
     const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
-    return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
+    return {f64(memory.free_bytes) / f64(sharing),
             sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
 }
 
@@ -73,7 +73,7 @@ std::string decide_joined(Config& config, const BackendChoice& backend, ProcessG
     if (backend.kind == BackendKind::hopper) {
         int64_t least = -machine_facts(backend).gpu_memory_bytes;
         world.all_reduce_max(std::span<int64_t>(&least, 1));
-        usable = usable_bytes(static_cast<double>(-least));
+        usable = usable_bytes(f64(-least));
     }
     return decide_joined(config, world.size(), usable);
 }

@@ -15,7 +15,6 @@ namespace fp8flow::predict {
 
 constexpr double kPlain = 2, kWord = 4;  // bytes of a BF16 and of a 32-bit element
 
-using plan::f64;
 
 // What crosses ranks in a stage. dispatch: rows go out while others are written; combine: sums are sent, then
 // added; reduction: gradients over replicas.

@@ -40,8 +40,8 @@ std::string layer_table(const Profile& profile) {
                                           fmt::format("{:.3g}", arm.flops_per_second() * 1e-12)};
         if (clock) cells.push_back(cycles_text(arm.whole.cycles));
         if (energy) cells.push_back(energy_text(arm));
-        cells.insert(cells.end(), {format_bytes(static_cast<double>(sum_of(arm.memory.saved))),
-                                   milliseconds(arm.step_seconds)});
+        cells.insert(cells.end(),
+                     {format_bytes(f64(sum_of(arm.memory.saved))), milliseconds(arm.step_seconds)});
         table.add_row(cells);
     }
     std::string text = table.text(2);
@@ -128,9 +128,8 @@ std::vector<Advice> judged_settings(const Profile& profile, const ArmProfile& ar
                  before = seconds("route", "forward") + seconds("plan", "forward") +
                           seconds("dispatch", "forward"),
                  combine = seconds("combine", "backward"), wgrad = seconds("fc1 wgrad", "backward"),
-                 rows = arm.tokens * static_cast<double>(config.moe.moe_router_topk) *
-                        static_cast<double>(config.parallel.expert_model_parallel_size) /
-                        static_cast<double>(config.moe.num_experts);
+                 rows = arm.tokens * f64(config.moe.moe_router_topk) *
+                        f64(config.parallel.expert_model_parallel_size) / f64(config.moe.num_experts);
     const bool small = rows < kFewRows && ideal > 0 && ideal < kFarFromCeiling * gemms;
     return {
         {several ? alone / layer : 0, "schedule.overlap_moe_expert_parallel_comm", "true",

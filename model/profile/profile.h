@@ -154,11 +154,11 @@ struct ArmProfile {
     }
     // The mean of one device while it runs the passes.
     double passes_watts(int64_t ranks) const {
-        const double seconds = passes_step_seconds * static_cast<double>(ranks);
+        const double seconds = passes_step_seconds * f64(ranks);
         return seconds > 0 ? passes_joules_per_step.value_or(0) / seconds : 0;
     }
     double step_seconds_per_token(int64_t ranks) const {
-        return step_tokens > 0 ? step_seconds * static_cast<double>(ranks) / step_tokens : 0;
+        return step_tokens > 0 ? step_seconds * f64(ranks) / step_tokens : 0;
     }
 
 private:

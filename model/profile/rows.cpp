@@ -22,7 +22,7 @@ double runs_of(const std::vector<StageSpan>& spans, std::string_view part) {
         return span.level == StageLevel::part && span.name == part &&
                std::string_view(span.direction) == "forward";
     });
-    return std::max(1.0, static_cast<double>(runs));
+    return std::max(1.0, f64(runs));
 }
 
 bool crosses_ranks(std::string_view part, std::string_view stage) {
@@ -88,7 +88,7 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
         const size_t r = row_by_span[i];
         seconds[r] += spans[i].own_seconds / rows[r].runs;
         rows[r].wire_bytes += spans[i].wire_bytes / rows[r].runs;
-        rows[r].peak_bytes = std::max(rows[r].peak_bytes, static_cast<double>(spans[i].peak_bytes));
+        rows[r].peak_bytes = std::max(rows[r].peak_bytes, f64(spans[i].peak_bytes));
         wire_left.push_back(spans[i].wire_bytes);
     }
     std::vector<double> exchange_seconds;
@@ -128,7 +128,7 @@ void add_waiting(ProcessGroup& expert_parallel, RowSamples& samples) {
         for (size_t call = 0; call < own.size(); ++call) {
             const size_t r = samples.exchange_rows[call];
             const float excess = static_cast<float>(own[call]) + fastest[call];
-            const double waited = static_cast<double>(excess) / samples.rows[r].runs;
+            const double waited = f64(excess) / samples.rows[r].runs;
             by_row[r].back() += waited;
             samples.waiting.back() += waited;
         }
@@ -235,8 +235,7 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
             for (size_t step = 0; step < samples.seconds.size(); ++step)
                 seconds.push_back(theirs[step * num_rows + r]);
             const double* numbers = theirs + first_count + r * (counts.size() + 1);
-            for (size_t i = 0; i < counts.size(); ++i)
-                rows[r].*counts[i] += numbers[i] / static_cast<double>(ranks);
+            for (size_t i = 0; i < counts.size(); ++i) rows[r].*counts[i] += numbers[i] / f64(ranks);
             rows[r].peak_bytes = std::max(rows[r].peak_bytes, numbers[counts.size()]);
         }
         rows[r].seconds = spread_of(std::move(seconds));

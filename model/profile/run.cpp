@@ -53,10 +53,9 @@ public:
         result_.recipe = recipe_name(arm.config.precision);
         result_.exchange = trainer_->exchange_note();
         result_.num_hosts = num_hosts(world, config_.parallel);
-        result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
+        result_.tokens = f64(config_.training.micro_batch_size * config_.model.seq_length);
         result_.useful_flops = useful_flops(config_, result_.tokens);
-        result_.step_tokens =
-            static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
+        result_.step_tokens = f64(config_.training.global_batch_size * config_.model.seq_length);
     }
 
     void warm_up() {
@@ -176,8 +175,7 @@ private:
         constexpr auto kCounterIsLate = std::chrono::milliseconds(100);
         std::vector<float> slowest = {static_cast<float>(step_seconds)};
         world_.all_reduce_max(slowest);
-        const auto steps =
-            static_cast<int64_t>(std::ceil(config_.profile.energy_seconds / static_cast<double>(slowest[0])));
+        const auto steps = static_cast<int64_t>(std::ceil(config_.profile.energy_seconds / f64(slowest[0])));
         std::this_thread::sleep_for(kCounterIsLate);
         world_.barrier();
         const double before = *energy_();
@@ -188,8 +186,8 @@ private:
         const double mine = *energy_() - before;
         std::vector<double> all(static_cast<size_t>(world_.size()));
         world_.all_gather(&mine, sizeof mine, all.data());
-        return {.joules = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(steps),
-                .seconds = seconds / static_cast<double>(steps)};
+        return {.joules = std::accumulate(all.begin(), all.end(), 0.0) / f64(steps),
+                .seconds = seconds / f64(steps)};
     }
 
     // One step is launched while the one before it runs, as in training. Without a phase the observer sees
@@ -232,17 +230,16 @@ private:
     }
 
     void set_load(const std::vector<int64_t>& counts, int64_t local) {
-        const double total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+        const double total = f64(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
         if (total <= 0) return;
         const auto experts = static_cast<int64_t>(counts.size());
         int64_t most = 0;
         for (int64_t first = 0; first < experts; first += local)
             most = std::max(
                 most, std::accumulate(counts.begin() + first, counts.begin() + first + local, int64_t{0}));
-        result_.expert_load =
-            static_cast<double>(*std::ranges::max_element(counts)) * static_cast<double>(experts) / total;
+        result_.expert_load = f64(*std::ranges::max_element(counts)) * f64(experts) / total;
         const int64_t holders = experts / local;
-        result_.rank_load = static_cast<double>(most) * static_cast<double>(holders) / total;
+        result_.rank_load = f64(most) * f64(holders) / total;
     }
 
     Config config_;

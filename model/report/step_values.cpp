@@ -97,7 +97,7 @@ std::optional<double> shown(const StepField& field, const StepValues& values) {
 
 StepValues values_of(const Config& config, double flops_per_token, const StepResult& result, int world_size,
                      int64_t allocated_bytes) {
-    const double tokens = static_cast<double>(result.tokens) / result.seconds;
+    const double tokens = f64(result.tokens) / result.seconds;
     const double tflops = tokens * flops_per_token * 1e-12;
     StepValues values;
     values.record = {{"type", "step"},
@@ -151,7 +151,7 @@ StepValues values_of(const Config& config, double flops_per_token, const StepRes
         if (logged) record["tokens_per_expert"].push_back(load.tokens);
         if (load.equal_choices) {
             record["equal_choices"].push_back(*load.equal_choices);
-            equal += *load.equal_choices / static_cast<double>(result.load.size());
+            equal += *load.equal_choices / f64(result.load.size());
             values.others["equal_choices_mean"] = equal;
         }
         values.others["load"] = worst = std::max(worst, load.max);

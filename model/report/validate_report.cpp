@@ -35,11 +35,11 @@ struct Need {
 std::optional<Need> need_to_decide(const Outcome& outcome, const Config& config) {
     if (!outcome.growth) return std::nullopt;
     if (outcome.training.noise != Noise::run)
-        return Need{std::round(*outcome.growth * static_cast<double>(outcome.training.pairs)), "seeds"};
+        return Need{std::round(*outcome.growth * f64(outcome.training.pairs)), "seeds"};
     const TrainingSpec& training = config.training;
-    return Need{*outcome.growth * static_cast<double>(training.train_iters * training.global_batch_size *
-                                                      config.model.seq_length),
-                "tokens"};
+    return Need{
+        *outcome.growth * f64(training.train_iters * training.global_batch_size * config.model.seq_length),
+        "tokens"};
 }
 
 const char* verdict_name(const Outcome& outcome) {

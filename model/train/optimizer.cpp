@@ -20,7 +20,7 @@ double wsd(const TrainingSpec& t, int64_t update, int64_t decay_iters) {
                                 : std::min(ceil_div(decay_iters, 5), decay_iters - t.lr_warmup_iters);
     const int64_t fallen = update - (decay_iters - falling);
     if (fallen <= 0) return 1.0;
-    const double done = static_cast<double>(fallen) / static_cast<double>(falling);
+    const double done = f64(fallen) / f64(falling);
     switch (t.lr_wsd_decay_style) {
         case WsdDecayStyle::exponential: return 2.0 * std::pow(0.5, done) - 1.0;
         case WsdDecayStyle::linear: return 1.0 - done;
@@ -36,12 +36,11 @@ double learning_rate(const TrainingSpec& t, int64_t update) {
     const int64_t decay_iters = t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters;
     const int64_t risen = t.lr_warmup_style == LrWarmupStyle::from_zero ? update : update + 1;
     if (t.lr_warmup_iters > 0 && risen <= t.lr_warmup_iters)
-        return t.lr_warmup_init + (t.lr - t.lr_warmup_init) * static_cast<double>(risen) /
-                                      static_cast<double>(t.lr_warmup_iters);
+        return t.lr_warmup_init + (t.lr - t.lr_warmup_init) * f64(risen) / f64(t.lr_warmup_iters);
     if (t.lr_decay_style == LrDecayStyle::constant) return t.lr;
     if (update >= decay_iters) return t.min_lr;
-    const double done = static_cast<double>(update - t.lr_warmup_iters) /
-                        static_cast<double>(std::max<int64_t>(1, decay_iters - t.lr_warmup_iters));
+    const double done =
+        f64(update - t.lr_warmup_iters) / f64(std::max<int64_t>(1, decay_iters - t.lr_warmup_iters));
     const double left = t.lr_decay_style == LrDecayStyle::wsd      ? wsd(t, update, decay_iters)
                         : t.lr_decay_style == LrDecayStyle::linear ? 1.0 - done
                                                                    : cosine(done);
@@ -50,7 +49,7 @@ double learning_rate(const TrainingSpec& t, int64_t update) {
 
 std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t update) {
     const auto correction = [&](double beta) {
-        return static_cast<float>(1.0 - std::pow(beta, static_cast<double>(update + 1)));
+        return static_cast<float>(1.0 - std::pow(beta, f64(update + 1)));
     };
     return {static_cast<float>(learning_rate(t, update)), correction(t.adam_beta1), correction(t.adam_beta2)};
 }

@@ -26,15 +26,13 @@ using namespace data;
 LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     LayerLoad load;
     load.layer = layer;
-    const double mean = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0})) /
-                        static_cast<double>(tokens.size());
+    const double mean = f64(std::accumulate(tokens.begin(), tokens.end(), int64_t{0})) / f64(tokens.size());
     if (mean <= 0) return load;
     double squares = 0;
-    for (int64_t count : tokens)
-        squares += (static_cast<double>(count) / mean - 1.0) * (static_cast<double>(count) / mean - 1.0);
-    load.max = static_cast<double>(*std::ranges::max_element(tokens)) / mean;
-    load.min = static_cast<double>(*std::ranges::min_element(tokens)) / mean;
-    load.cv = std::sqrt(squares / static_cast<double>(tokens.size()));
+    for (int64_t count : tokens) squares += (f64(count) / mean - 1.0) * (f64(count) / mean - 1.0);
+    load.max = f64(*std::ranges::max_element(tokens)) / mean;
+    load.min = f64(*std::ranges::min_element(tokens)) / mean;
+    load.cv = std::sqrt(squares / f64(tokens.size()));
     load.dead_experts = std::ranges::count(tokens, 0);
     load.tokens.assign(tokens.begin(), tokens.end());
     return load;
@@ -42,7 +40,7 @@ LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
 
 double RouterLoss::mean() const {
     const double sum = std::accumulate(by_layer.begin(), by_layer.end(), 0.0);
-    return by_layer.empty() ? 0 : sum / static_cast<double>(by_layer.size());
+    return by_layer.empty() ? 0 : sum / f64(by_layer.size());
 }
 
 namespace {
@@ -289,7 +287,7 @@ void Trainer::run_micro_batches(const Flight& flight) {
 }
 
 StepInputs::Values Trainer::inputs_of(const Flight& flight) const {
-    const double loss_limit = flight.loss_limit * static_cast<double>(tokens_of_step());
+    const double loss_limit = flight.loss_limit * f64(tokens_of_step());
     return {.update = update_of(flight),
             .rounding = rounding_step(config_.training.seed, flight.step),
             .schedule = adamw_schedule(config_.training, update_of(flight)),
@@ -482,8 +480,8 @@ StepResult Trainer::result_of(const Flight& flight) {
     for (size_t i = 0; i < transformer_->blocks().size(); ++i) {
         if (!transformer_->blocks()[i]->is_moe()) continue;
         result.load.push_back(load_of(static_cast<int>(i), record.expert_counts(moe_layer)));
-        result.balancing_loss += static_cast<double>(record.router_losses(moe_layer)[0]);
-        result.z_loss += static_cast<double>(record.router_losses(moe_layer)[1]);
+        result.balancing_loss += f64(record.router_losses(moe_layer)[0]);
+        result.z_loss += f64(record.router_losses(moe_layer)[1]);
         ++moe_layer;
     }
     result.router_losses = router_losses_of(record);
@@ -501,8 +499,7 @@ void Trainer::keep_routing(const Flight& flight, std::vector<LayerLoad>& load) {
     if (!compares) return;
     world_.all_reduce_sum(equal);
     for (size_t i = 0; i < load.size(); ++i)
-        load[i].equal_choices = static_cast<double>(equal[i]) /
-                                static_cast<double>(tokens_of_step() * config_.moe.moe_router_topk);
+        load[i].equal_choices = f64(equal[i]) / f64(tokens_of_step() * config_.moe.moe_router_topk);
 }
 
 std::vector<RouterLoss> Trainer::router_losses_of(const StepRecord& record) const {
@@ -511,7 +508,7 @@ std::vector<RouterLoss> Trainer::router_losses_of(const StepRecord& record) cons
         if (weight == 0 || record.num_layers() == 0) return;
         RouterLoss& loss = losses.emplace_back(RouterLoss{.name = name, .by_layer = {}});
         for (int64_t layer = 0; layer < record.num_layers(); ++layer)
-            loss.by_layer.push_back(static_cast<double>(record.router_losses(layer)[word]) / weight);
+            loss.by_layer.push_back(f64(record.router_losses(layer)[word]) / weight);
     };
     constexpr std::array kNames = {"load_balancing_loss", "seq_load_balancing_loss",
                                    "global_load_balancing_loss"};

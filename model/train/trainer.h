@@ -189,9 +189,7 @@ private:
     // that was launched before a skip was known is not applied, and is launched again.
     int64_t update_of(const Flight& flight) const { return flight.step - skipped_; }
     int64_t tokens_of_step() const { return config_.training.global_batch_size * config_.model.seq_length; }
-    double mean_loss(const StepRecord& record) const {
-        return record.loss_sum() / static_cast<double>(tokens_of_step());
-    }
+    double mean_loss(const StepRecord& record) const { return record.loss_sum() / f64(tokens_of_step()); }
     StepRecord& record_of(const Flight& flight) { return *records_[slot_of(flight.step)]; }
     // Of the page-locked memory of a step. The step that used it before has been waited for.
     static size_t slot_of(int64_t step) { return static_cast<size_t>(step % kStepsInFlight); }

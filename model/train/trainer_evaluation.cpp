@@ -27,7 +27,7 @@ double Trainer::evaluate(int64_t batches, const ReadEvaluation& read) {
         exchange_->check_peers();
         const HeldOut& result = *held_out_of(done);
         if (result.status == 0) {
-            sum += static_cast<double>(result.sum);
+            sum += f64(result.sum);
             ++done;
             continue;
         }
@@ -40,7 +40,7 @@ double Trainer::evaluate(int64_t batches, const ReadEvaluation& read) {
     world_.all_reduce_sum(std::span<double>(&sum, 1));
     require(std::isfinite(sum), ExitCode::numeric,
             "the held-out loss after step {} is not finite; lower training.lr", next_step_);
-    return sum / static_cast<double>(batches * tokens_of_step());
+    return sum / f64(batches * tokens_of_step());
 }
 
 // Micro-batch `index` of the evaluation.

@@ -16,17 +16,17 @@ namespace {
 int64_t grown(int64_t capacity, int64_t wanted, int64_t worst) {
     constexpr double kHeadroom = 1.1;
     if (wanted <= capacity) return capacity;
-    const auto rows = static_cast<int64_t>(std::ceil(kHeadroom * static_cast<double>(wanted)));
+    const auto rows = static_cast<int64_t>(std::ceil(kHeadroom * f64(wanted)));
     return std::min(worst, round_up(rows, kBlock));
 }
 
 // Scales `bytes` from rows_now to `rows` rows.
 int64_t bytes_of(int64_t bytes, int64_t rows, int64_t rows_now) {
-    const double ratio = static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, rows_now));
-    return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * ratio));
+    const double ratio = f64(rows) / f64(std::max<int64_t>(1, rows_now));
+    return static_cast<int64_t>(std::ceil(f64(bytes) * ratio));
 }
 double bytes_more(int64_t bytes, int64_t rows, int64_t rows_now) {
-    return static_cast<double>(bytes_of(bytes, rows, rows_now) - bytes);
+    return f64(bytes_of(bytes, rows, rows_now) - bytes);
 }
 
 }  // namespace
@@ -54,13 +54,12 @@ double Trainer::padding_share() const {
     const auto& rows = memory_[static_cast<size_t>(batcher_.num_micro_batches() - 1) % memory_.size()]->rows;
     if (!rows || transformer_->num_moe_layers() == 0) return 0;
     // Every token takes top-k rows on some rank; padding is what ranks hold beyond that.
-    const double tokens =
-        static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length * world_.size());
+    const double tokens = f64(config_.training.micro_batch_size * config_.model.seq_length * world_.size());
     const int64_t layers = rows_of_layers(1).together;  // saved together
     std::vector<int64_t> used = {rows->used_rows()};
     world_.all_reduce_sum(used);
-    const auto all = static_cast<double>(used[0]);
-    const double routed = tokens * static_cast<double>(config_.moe.moe_router_topk * layers);
+    const auto all = f64(used[0]);
+    const double routed = tokens * f64(config_.moe.moe_router_topk * layers);
     return all > 0 ? 1 - routed / all : 0;
 }
 
@@ -78,9 +77,9 @@ void Trainer::require_memory(const Rows& capacity) {
             needed += bytes_more(plans->second, capacity.layer, capacity_.layer);
     }
     for (const Arena* arena : workspace())
-        needed += static_cast<double>(bytes_of(arena->deepest_bytes(), capacity.layer, capacity_.layer) -
-                                      arena->reserved_bytes());
-    const double free = static_cast<double>(ops_->device().free_bytes());
+        needed +=
+            f64(bytes_of(arena->deepest_bytes(), capacity.layer, capacity_.layer) - arena->reserved_bytes());
+    const double free = f64(ops_->device().free_bytes());
     std::vector<float> missing = {static_cast<float>(needed - free)};
     world_.all_reduce_max(missing);
     if (missing[0] <= 0) return;
@@ -93,7 +92,7 @@ void Trainer::require_memory(const Rows& capacity) {
         "({}) takes {:.2f} GiB more on this rank, {:.2f} GiB are free, and some rank lacks {:.2f} GiB; lower "
         "training.micro_batch_size, or set recompute.recompute_modules: [moe_expert]",
         next_step_ + 1, capacity_.layer, capacity_.together, capacity.layer, capacity.together, needed / kGiB,
-        free / kGiB, static_cast<double>(missing[0]) / kGiB));
+        free / kGiB, f64(missing[0]) / kGiB));
 }
 
 // Enlarges the row buffers of all ranks to the largest need of any rank in the steps in flight. Buffers never
@@ -140,8 +139,7 @@ std::map<std::string, int64_t> Trainer::saved_bytes() const {
         for (const auto& [category, peak] : memory->saved.peak_by_category()) bytes[category] += peak;
         if (!memory->rows) continue;
         for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
-            bytes["routed rows: " + kind] +=
-                static_cast<int64_t>(per_row * static_cast<double>(memory->rows->capacity()));
+            bytes["routed rows: " + kind] += static_cast<int64_t>(per_row * f64(memory->rows->capacity()));
     }
     if (delayed_) bytes["delayed weight gradients"] = delayed_->arena().peak_bytes();
     return bytes;
@@ -159,7 +157,7 @@ Trainer::MemorySums Trainer::saved_memory() const {
         add(memory->saved);
         if (!memory->rows) continue;
         sum.reserved += memory->rows->reserved_bytes();
-        const double rows = static_cast<double>(memory->rows->used_rows());
+        const double rows = f64(memory->rows->used_rows());
         for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
             sum.used += static_cast<int64_t>(per_row * rows);
     }

@@ -34,7 +34,7 @@ ArmLosses losses_of(const std::string& arm, const std::vector<Run>& runs, const 
 
 void add_smoothed(Outcome& outcome, const ValidateSpec& spec) {
     Comparison& sum = outcome.smoothed;
-    const auto count = static_cast<double>(outcome.pairs.size());
+    const auto count = f64(outcome.pairs.size());
     for (const Pair& pair : outcome.pairs) {
         const Comparison one = compare(*pair.own, *pair.base, spec.ema_decay, spec.warmup_iters);
         sum.max = larger(sum.max, one.max);
@@ -61,7 +61,7 @@ void compare_with_baseline(const ArmLosses& own, const ArmLosses& base, const Ou
         squares += difference * difference;
     }
     const std::vector<Pair>& pairs = outcome.pairs;
-    const auto count = static_cast<double>(pairs.size());
+    const auto count = f64(pairs.size());
     outcome.base /= count;
     outcome.root_mean_square = std::sqrt(squares / count);
     outcome.training = over_seeds(own.training, base.training, all.training);
@@ -70,7 +70,7 @@ void compare_with_baseline(const ArmLosses& own, const ArmLosses& base, const Ou
     outcome.held_out = over_seeds(own.held_out, base.held_out, all.held_out);
     for (size_t i = 0; i < own.runs.size(); ++i)
         if (std::isfinite(own.held_out[i] - base.held_out[i]))
-            outcome.base_held_out += base.held_out[i] / static_cast<double>(outcome.held_out.pairs);
+            outcome.base_held_out += base.held_out[i] / f64(outcome.held_out.pairs);
     add_smoothed(outcome, spec);
     const double limit = spec.max_relative_loss_error * outcome.base;
     outcome.verdict = fails ? Verdict::miss : judge(outcome.training, limit);

@@ -129,7 +129,7 @@ Json config_as(const Config& config, const HfFamily& family) {
     if (!family.sparse_step) json["sliding_window"] = nullptr;
     if (family.reads_qk_norm) json["use_qk_norm"] = m.qk_layernorm;
     if (family.granite)  // the multipliers are in the weights
-        json["attention_multiplier"] = 1 / std::sqrt(static_cast<double>(m.kv_channels));
+        json["attention_multiplier"] = 1 / std::sqrt(f64(m.kv_channels));
     return json;
 }
 

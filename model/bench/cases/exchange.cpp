@@ -13,14 +13,12 @@ std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
 Work moved(double read, double written, double sent) {
     return {{.bytes = read + written, .written = written}, sent};
 }
-template <class... Views> double bytes_of(const Views&... views) {
-    return (0.0 + ... + static_cast<double>(views.bytes()));
-}
+template <class... Views> double bytes_of(const Views&... views) { return (0.0 + ... + f64(views.bytes())); }
 // Of `rows` rows [rows, C], with their scales for each 128 columns.
 double row_bytes(const ScaledTensor& tensor, int64_t rows) {
     const int64_t columns = tensor.data.cols(),
                   scales = tensor.scales ? ceil_div(columns, kBlock) * size_of(tensor.scales.dtype) : 0;
-    return static_cast<double>(rows * (columns * size_of(tensor.data.dtype) + scales));
+    return f64(rows * (columns * size_of(tensor.data.dtype) + scales));
 }
 
 const Keys kTokens = {
@@ -109,8 +107,7 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
     const TensorView all_probs = buffers.output(DType::f32, {ranks, tokens, topk});
     return {
         [=](const Launch& launch) { wire->exchange->gather_routing(ids, probs, all_ids, all_probs, launch); },
-        moved(bytes_of(ids, probs), bytes_of(all_ids, all_probs),
-              static_cast<double>(ranks - 1) * bytes_of(ids, probs))};
+        moved(bytes_of(ids, probs), bytes_of(all_ids, all_probs), f64(ranks - 1) * bytes_of(ids, probs))};
 }
 
 // Rows that are sent: bf16; fp8: FP8 values and scales; fp8_casts: BF16 rows, quantised before the wire and
@@ -172,8 +169,8 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     if (shape.yes("dprob")) {
         args.drow_prob = buffers.normal(DType::f32, {in.counts.padded});
         args.dprob = buffers.output(DType::f32, {in.tokens, in.topk});
-        read += static_cast<double>(4 * in.counts.valid);
-        wire_bytes += static_cast<double>(4 * (in.counts.valid - own_copies));
+        read += f64(4 * in.counts.valid);
+        wire_bytes += f64(4 * (in.counts.valid - own_copies));
     }
     Work work = moved(read + bytes_of(args.residual), bytes_of(y, args.dprob), wire_bytes);
     DispatchPlan plan = in.plan;
@@ -199,7 +196,7 @@ Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
     // repeated sums over ranks grow without bound; what they cost does not depend on the values
     const TensorView values = buffers.normal(DType::f32, {shape.number("N")}, 1e-6);
     // each rank's shard is gathered by its owner and sent back
-    const double sent = 2 * bytes_of(values) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+    const double sent = 2 * bytes_of(values) * f64(ranks - 1) / f64(ranks);
     return {[=](const Launch& launch) { wire->exchange->all_reduce(reduce, Ranks::world, values, launch); },
             moved(bytes_of(values), bytes_of(values), sent)};
 }

@@ -28,8 +28,7 @@ Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t dist
     if (distribution != 0) {
         constexpr int64_t kFine = 1 << 20;
         const std::vector<int64_t> counts = group_counts(kFine, experts, distribution);
-        for (std::size_t e = 0; e < counts.size(); ++e)
-            wanted.loads[e] = static_cast<double>(counts[e] * experts) / kFine;
+        for (std::size_t e = 0; e < counts.size(); ++e) wanted.loads[e] = f64(counts[e] * experts) / kFine;
     }
     routing.ids = forced_assignment(wanted);
     for (std::size_t i = 0; i < routing.ids.size(); ++i)

@@ -101,7 +101,7 @@ void RoutingHistory::add(const json& record) {
 std::vector<double> RoutingHistory::equal_choices() const {
     std::vector<double> shares;
     for (const auto& [number, layer] : layers_)
-        if (compared_) shares.push_back(layer.equal / static_cast<double>(layer.compared));
+        if (compared_) shares.push_back(layer.equal / f64(layer.compared));
     return shares;
 }
 
@@ -114,14 +114,9 @@ json RoutingHistory::group(const std::string& name) const {
     const auto times = [](double load) { return format_fixed(load, 2) + " x"; };
     if (compared_) group["columns"].push_back("top-k choices equal to the given ones, mean");
     for (const auto& [number, layer] : layers_) {
-        json row = {std::to_string(number),
-                    times(layer.last),
-                    times(layer.sum / static_cast<double>(layer.steps)),
-                    times(layer.worst),
-                    times(layer.emptiest),
-                    format_count(layer.dead)};
-        if (compared_)
-            row.push_back(format_fixed(100 * layer.equal / static_cast<double>(layer.compared), 2) + " %");
+        json row = {std::to_string(number), times(layer.last),     times(layer.sum / f64(layer.steps)),
+                    times(layer.worst),     times(layer.emptiest), format_count(layer.dead)};
+        if (compared_) row.push_back(format_fixed(100 * layer.equal / f64(layer.compared), 2) + " %");
         group["rows"].push_back(std::move(row));
     }
     if (worst_.x.size() > 1)

@@ -36,9 +36,9 @@ json seeds_curve(const std::string& name, const Curves& seeds, int64_t warmup) {
             least = std::min(least, values[i]);
             most = std::max(most, values[i]);
         }
-        const auto iteration = static_cast<double>(i + 1);
+        const auto iteration = f64(i + 1);
         mean.x.push_back(iteration);
-        mean.y.push_back(sum / static_cast<double>(seeds.size()));
+        mean.y.push_back(sum / f64(seeds.size()));
         low.y.push_back(least);
         high.y.push_back(most);
     }
