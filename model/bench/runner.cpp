@@ -125,7 +125,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     if (baseline.run) row.baseline = plugin_->name();
     const bool has_baseline = baseline.run && check_baseline(row, sets.calls.front(), launch);
 
-    Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(launch); },
+    Subject subject{.call = [&](int64_t set) { sets.calls[to_size(set)].run(launch); },
                     .num_sets = num_sets,
                     .cache = machine_.meter().cache_of(sets.bytes(), num_sets),
                     .regimes = regimes};
@@ -146,7 +146,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
         if (const auto launches = count_launches(choice_, sets.calls.front().run))
             row.launches = launches->all();
     if (has_baseline) {
-        subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].baseline.run(launch); };
+        subject.call = [&](int64_t set) { sets.calls[to_size(set)].baseline.run(launch); };
         subject.regimes = Subject::Regimes::burst;
         world_.barrier();
         row.baseline_timing = time();

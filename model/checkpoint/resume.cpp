@@ -30,7 +30,7 @@ std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& worl
     });
     auto count = static_cast<int64_t>(steps.size());
     world.broadcast(&count, sizeof count, 0);
-    steps.resize(static_cast<size_t>(count));
+    steps.resize(to_size(count));
     world.broadcast(steps.data(), steps.size() * sizeof(int64_t), 0);
     return steps;
 }
@@ -213,15 +213,15 @@ void copy_to_device(const CheckpointReader& reader, const std::vector<StateTenso
         note_progress();
         const auto found = reader.wholes().find(tensor.name);
         if (found == reader.wholes().end()) {
-            device.fill(tensor.view.data, 0, static_cast<size_t>(tensor.view.bytes()));
+            device.fill(tensor.view.data, 0, to_size(tensor.view.bytes()));
             continue;
         }
         const CheckpointReader::Whole& whole = found->second;
-        bytes.resize(static_cast<size_t>(whole.bytes));
+        bytes.resize(to_size(whole.bytes));
         reader.read(whole, bytes);
         if (whole.dtype != file_dtype(tensor.dtype)) bytes = converted(bytes, whole.dtype);
         device.copy_in(tensor.view.data, bytes.data() + tensor.first * size_of(tensor.dtype),
-                       static_cast<size_t>(tensor.bytes()));
+                       to_size(tensor.bytes()));
     }
 }
 

@@ -79,19 +79,19 @@ void CheckpointSaver::copy_state(Trainer& trainer) {
     int64_t total = 0;
     for (const StateTensor& tensor : state) total += round_up(tensor.bytes(), kAlignment);
     Device& device = trainer.ops().device();
-    if (!copy_ || static_cast<size_t>(total) > copy_bytes_) {
+    if (!copy_ || to_size(total) > copy_bytes_) {
         copy_.reset();
-        copy_bytes_ = static_cast<size_t>(total);
+        copy_bytes_ = to_size(total);
         copy_ = std::make_unique<PinnedBuffer>(device, copy_bytes_);
     }
     HostEvent copied(device);
     size_t at = 0;
     for (const StateTensor& tensor : state) {
         auto* to = copy_->at<uint8_t>(at);
-        device.copy_out_async(to, tensor.view.data, static_cast<size_t>(tensor.bytes()));
+        device.copy_out_async(to, tensor.view.data, to_size(tensor.bytes()));
         pending_->tensors.push_back(
             {{tensor.stored_name(), file_dtype(tensor.dtype), tensor.stored_shape()}, to, tensor.bytes()});
-        at += static_cast<size_t>(round_up(tensor.bytes(), kAlignment));
+        at += to_size(round_up(tensor.bytes(), kAlignment));
     }
     copied.record({});
     copied.wait();
@@ -107,7 +107,7 @@ CheckpointManifest::File CheckpointSaver::write_file(const Pending& pending) con
     for (const SavedTensor& tensor : pending.tensors) {
         go_on();
         declared.push_back(tensor.declared);
-        checksums += fmt::format("{:08x}", crc32c(tensor.data, static_cast<size_t>(tensor.bytes)));
+        checksums += fmt::format("{:08x}", crc32c(tensor.data, to_size(tensor.bytes)));
     }
     CheckpointFolder::Part part(*folder_, pending.step, rank_file_name(world_.rank()));
     CheckpointManifest::File file;
@@ -171,7 +171,7 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::finish() {
 std::optional<CheckpointSaver::Published> CheckpointSaver::exchange_reports() {
     look_at_threads();
     Pending& p = *pending_;
-    std::vector<Report> reports(static_cast<size_t>(world_.size()));
+    std::vector<Report> reports(to_size(world_.size()));
     world_.all_gather(&p.report, sizeof p.report, reports.data());
     const auto is = [](Phase phase) {
         return [phase](const Report& report) { return report.phase == phase; };

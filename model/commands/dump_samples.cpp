@@ -32,7 +32,7 @@ std::string npy_header(int64_t rows, int64_t columns) {
 }
 
 void write_samples(const OutputFolder& folder, const data::TokenSource& source, int64_t count) {
-    std::vector<int32_t> window(static_cast<size_t>(source.seq_length() + 1));
+    std::vector<int32_t> window(to_size(source.seq_length() + 1));
     AtomicFile file = folder.create_atomic(kSamplesFile);
     const std::string header = npy_header(count, source.seq_length() + 1);
     file.write(header.data(), header.size());

@@ -40,15 +40,14 @@ public:
     Tally(const TokenSource& data, int64_t windows, int64_t vocab_size, Device& device, int64_t padded)
         : data_(data),
           vocab_size_(vocab_size),
-          sums_(static_cast<size_t>(windows)),
-          tokens_(static_cast<size_t>(data.seq_length() + 1)),
-          logits_(device, static_cast<size_t>(kHeadChunk * padded) * sizeof(float)),
-          losses_(static_cast<size_t>(kHeadChunk)) {}
+          sums_(to_size(windows)),
+          tokens_(to_size(data.seq_length() + 1)),
+          logits_(device, to_size(kHeadChunk * padded) * sizeof(float)),
+          losses_(to_size(kHeadChunk)) {}
 
     void add(int64_t first_sample, const HeadChunk& chunk) {
         const auto copy = [&](float* to, const TensorView& from) {
-            chunk.ctx.ops.device().copy_out(to, from.data, static_cast<size_t>(from.bytes()),
-                                            chunk.ctx.launch.stream);
+            chunk.ctx.ops.device().copy_out(to, from.data, to_size(from.bytes()), chunk.ctx.launch.stream);
         };
         copy(logits_.at<float>(0), chunk.logits);
         copy(losses_.data(), chunk.losses);
@@ -59,7 +58,7 @@ public:
             const int64_t sample = first_sample + begin / seq;
             if (sample >= std::ssize(sums_)) return;
             data_.sample(Split::held_out, sample, tokens_);
-            Sums& sums = sums_[static_cast<size_t>(sample)];
+            Sums& sums = sums_[to_size(sample)];
             if (begin % seq == 0) sums = {};
             double loss = 0;
             int64_t right = 0;
@@ -67,9 +66,9 @@ public:
             for (int64_t t = begin; t < next; ++t) {
                 const float* row = logits_.at<float>(0) + (t - chunk.first) * padded;
                 const int64_t best = std::max_element(row, row + vocab_size_) - row;
-                right += best == tokens_[static_cast<size_t>(t % seq + 1)];
+                right += best == tokens_[to_size(t % seq + 1)];
             }
-            for (int64_t t = begin; t < next; ++t) loss += losses_[static_cast<size_t>(t - chunk.first)];
+            for (int64_t t = begin; t < next; ++t) loss += losses_[to_size(t - chunk.first)];
             sums.loss += loss;
             sums.right += f64(right);
         }

@@ -67,7 +67,7 @@ void adapt(Config& config, int64_t tokens) {
 
 // The token after the last one, on all ranks.
 int32_t next_token(Trainer& trainer, const Prompt& prompt, const Sampling& sampling, ProcessGroup& world) {
-    std::vector<float> logits(static_cast<size_t>(prompt.vocab_size()));
+    std::vector<float> logits(to_size(prompt.vocab_size()));
     trainer.evaluate(1, [&](int64_t, const HeadChunk& chunk) {
         const int64_t row = prompt.size() - 1 - chunk.first;
         if (row < 0 || row >= chunk.logits.rows()) return;

@@ -62,7 +62,7 @@ std::vector<std::string> with_plugins(std::vector<std::string> arguments,
 std::vector<std::string> with_options(std::vector<std::string> arguments, const Options& options) {
     constexpr const char* kNames[] = {"auto", "reference", "hopper"};
     if (options.backend != BackendKind::automatic)
-        arguments.insert(arguments.end(), {"--backend", kNames[static_cast<size_t>(options.backend)]});
+        arguments.insert(arguments.end(), {"--backend", kNames[to_size(options.backend)]});
     if (options.where_short == predict::WhereShort::warn) arguments.emplace_back("--force");
     return with_plugins(std::move(arguments), options.plugins);
 }

@@ -130,7 +130,7 @@ private:
     void write_traces() {
         run_folder_->check();
         const std::string own = chrome_trace(profile_.arms, world_.rank());
-        const auto ranks = static_cast<size_t>(world_.size());
+        const auto ranks = to_size(world_.size());
         std::vector<int64_t> sizes(ranks);
         const int64_t size = std::ssize(own);
         world_.all_gather(&size, sizeof size, sizes.data());
@@ -138,7 +138,7 @@ private:
         sent[0] = {0, own.size()};
         size_t end = 0;
         for (size_t r = 0; r < ranks && world_.rank() == 0; ++r) {
-            received[r] = {end, static_cast<size_t>(sizes[r])};
+            received[r] = {end, to_size(sizes[r])};
             end += received[r].bytes;
         }
         std::string all(end, '\0');

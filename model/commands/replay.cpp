@@ -138,9 +138,9 @@ private:
                                                          .tokens = tokens_,
                                                          .topk = topk,
                                                          .num_experts = config_.moe.num_experts});
-        std::vector<int32_t> ids(static_cast<size_t>(own_ * topk));
+        std::vector<int32_t> ids(to_size(own_ * topk));
         given.read(0, first_, ids);
-        ids.resize(static_cast<size_t>(slots_ * topk));
+        ids.resize(to_size(slots_ * topk));
         config_.moe.given_ids = [ids](const MoeSpec&, int, int64_t, int64_t) { return ids; };
     }
 
@@ -152,7 +152,7 @@ private:
     std::vector<Bf16> rows_of(const char* name) {
         const TensorSet::Item item = input_.find(name);
         const int64_t hidden = config_.model.hidden_size;
-        std::vector<float> values(static_cast<size_t>(own_ * hidden));
+        std::vector<float> values(to_size(own_ * hidden));
         read_floats(*item.entry, item.bytes(), first_ * hidden, values, ExitCode::data);
         std::vector<Bf16> rounded(values.size());
         int64_t changed[2] = {0, 0};
@@ -185,14 +185,13 @@ private:
     // Every rank's rows in the order of the tokens.
     void add(const std::string& name, HostValues mine) {
         const int64_t width = mine.shape.back();
-        const auto elements = static_cast<size_t>(slots_ * width),
-                   all = elements * static_cast<size_t>(world_.size());
+        const auto elements = to_size(slots_ * width), all = elements * to_size(world_.size());
         const auto gather = [&](auto& values) {
             auto gathered = values;
             values.resize(elements);
             gathered.resize(all);
             world_.all_gather(values.data(), elements * sizeof(values[0]), gathered.data());
-            gathered.resize(static_cast<size_t>(tokens_ * width));
+            gathered.resize(to_size(tokens_ * width));
             return gathered;
         };
         HostValues whole{.shape = {tokens_, width}};

@@ -172,11 +172,10 @@ private:
         run_.eta_->step_done(result.seconds, clock_seconds());
         if (iteration % config_.output.log_interval != 0 && iteration != iterations) return;
         std::string error;
-        if (base_.size() >= static_cast<size_t>(iteration)) {
+        if (base_.size() >= to_size(iteration)) {
             const double own = ema(records_.sums().losses.y, config_.validate.ema_decay).back();
-            error =
-                fmt::format(" | relative error {}",
-                            format_percent(std::abs(own / base_[static_cast<size_t>(result.step)] - 1), 4));
+            error = fmt::format(" | relative error {}",
+                                format_percent(std::abs(own / base_[to_size(result.step)] - 1), 4));
         }
         log_.line(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}", run_.label_of(job_), iteration,
                   std::to_string(iterations).size(), iterations, result.lm_loss, error,

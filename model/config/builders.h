@@ -261,7 +261,7 @@ ConfigField choice(std::string section, std::string key, Access at, Names names,
     using Enum = std::remove_reference_t<std::invoke_result_t<Access, Config&>>;
     ConfigField field{section, key, joined(names), std::move(doc)};
     field.get = [at, names](const Config& config) {
-        const auto index = static_cast<size_t>(at(config));
+        const auto index = to_size(at(config));
         return index < names.size() ? names[index]
                                     : std::string("internal");  // recipe fp32 of the gradient tests
     };
@@ -281,7 +281,7 @@ ConfigField choices(std::string section, std::string key, Access at, Names names
     const std::string want = "a list of " + joined(names);
     ConfigField field{section, key, want, std::move(doc)};
     field.get = [at, names](const Config& config) {
-        return yaml_list(at(config), [&](Enum value) { return names[static_cast<size_t>(value)]; });
+        return yaml_list(at(config), [&](Enum value) { return names[to_size(value)]; });
     };
     field.set = [at, names, want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         std::vector<Enum> values;

@@ -292,7 +292,7 @@ private:
         std::string text = clash.text;
         if (const size_t at = text.find("{}"); at != std::string::npos)
             text.replace(at, 2, field_named(names.front()).get(c_));
-        report(names.first(static_cast<size_t>(std::ranges::find(names, nullptr) - names.begin())), text);
+        report(names.first(to_size(std::ranges::find(names, nullptr) - names.begin())), text);
     }
 
     void check_model() {

@@ -18,6 +18,7 @@
 namespace fp8flow {
 
 constexpr double f64(auto number) { return static_cast<double>(number); }
+constexpr size_t to_size(auto number) { return static_cast<size_t>(number); }
 
 constexpr int64_t kByteVocabulary = 257;  // tokens of byte-level text: byte values, end of document
 

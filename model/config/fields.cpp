@@ -606,7 +606,7 @@ std::string WrittenValue::text() const {
 }
 
 std::string_view recipe_name(Recipe recipe) {
-    const auto index = static_cast<size_t>(recipe);
+    const auto index = to_size(recipe);
     return index < kRecipeNames.size() ? kRecipeNames[index] : "fp32";
 }
 

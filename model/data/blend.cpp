@@ -64,7 +64,7 @@ BlendedSource::BlendedSource(std::vector<Part> parts)
         size_t next = 0;
         for (size_t p = 1; p < parts_.size(); ++p)
             if (behind(p) > behind(next)) next = p;
-        order_[static_cast<size_t>(i)] = {static_cast<uint32_t>(next), static_cast<int32_t>(counts_[next]++)};
+        order_[to_size(i)] = {static_cast<uint32_t>(next), static_cast<int32_t>(counts_[next]++)};
     }
     for (size_t p = 0; p < parts_.size(); ++p)
         require(parts_[p].of.weight / sum * kPeriod >= 1, ExitCode::data,
@@ -142,7 +142,7 @@ uint64_t BlendedSource::fingerprint() const {
 
 void BlendedSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
     FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
-    const Place& place = order_[static_cast<size_t>(sample_index % kPeriod)];
+    const Place& place = order_[to_size(sample_index % kPeriod)];
     parts_[place.part].source->sample(split, sample_index / kPeriod * counts_[place.part] + place.before,
                                       tokens);
 }

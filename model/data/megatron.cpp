@@ -53,7 +53,7 @@ public:
 
     T next() {
         if (at_ == block_.size()) {
-            block_.resize(static_cast<size_t>(std::min(kEntriesAtOnce, left_)));
+            block_.resize(to_size(std::min(kEntriesAtOnce, left_)));
             file_.read(offset_, block_.data(), static_cast<int64_t>(block_.size() * sizeof(T)));
             offset_ += static_cast<int64_t>(block_.size() * sizeof(T));
             left_ -= std::ssize(block_);
@@ -70,12 +70,12 @@ private:
 };
 
 uint32_t checksum_of(const TokenFile& file) {
-    std::vector<uint8_t> block(static_cast<size_t>(kEntriesAtOnce) * 8);
+    std::vector<uint8_t> block(to_size(kEntriesAtOnce) * 8);
     uint32_t crc = 0;
     for (int64_t done = 0; done < file.size();) {
         const int64_t count = std::min<int64_t>(std::ssize(block), file.size() - done);
         file.read(done, block.data(), count);
-        crc = crc32c(block.data(), static_cast<size_t>(count), crc);
+        crc = crc32c(block.data(), to_size(count), crc);
         done += count;
     }
     return crc;

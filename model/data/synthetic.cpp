@@ -48,13 +48,13 @@ SyntheticSource::SyntheticSource(const Config& config)
 }
 
 void SyntheticSource::build_table() {
-    const auto vocab = static_cast<size_t>(spec_.synthetic_vocab_size);
+    const auto vocab = to_size(spec_.synthetic_vocab_size);
     std::vector<double> zipf(vocab), zipf_end(vocab);
     double sum = 0.0;
     for (size_t x = 0; x < vocab; ++x) sum += zipf[x] = std::pow(f64(x + 1), -spec_.synthetic_zipf_exponent);
     for (double& share : zipf) share /= sum;
     std::partial_sum(zipf.begin(), zipf.end(), zipf_end.begin());
-    start_.resize(static_cast<size_t>(contexts_) * vocab);
+    start_.resize(to_size(contexts_) * vocab);
     std::vector<double> row(vocab);
     for (int64_t context = 0; context < contexts_; ++context) {
         for (size_t x = 0; x < vocab; ++x) row[x] = spec_.synthetic_noise * zipf[x];
@@ -64,14 +64,14 @@ void SyntheticSource::build_table() {
             const double u = unit_interval(
                 mix64(spec_.synthetic_seed, static_cast<uint64_t>(context), static_cast<uint64_t>(j)));
             const auto drawn = std::upper_bound(zipf_end.begin(), zipf_end.end() - 1, u) - zipf_end.begin();
-            row[static_cast<size_t>(drawn)] += weight;
+            row[to_size(drawn)] += weight;
         }
         // Every symbol keeps at least one word, so that the chain stays ergodic; the last symbol takes the
         // rounding.
         double end = 0.0;
         int64_t words = 0;
         for (size_t x = 0; x < vocab; ++x) {
-            start_[static_cast<size_t>(context) * vocab + x] = static_cast<uint32_t>(words);
+            start_[to_size(context) * vocab + x] = static_cast<uint32_t>(words);
             end += row[x];
             const int64_t rest = static_cast<int64_t>(vocab - 1 - x);
             words = std::clamp(static_cast<int64_t>(std::llround(end * kWords)), words + 1,
@@ -81,7 +81,7 @@ void SyntheticSource::build_table() {
 }
 
 double SyntheticSource::probability(int64_t context, int64_t symbol) const {
-    const size_t at = static_cast<size_t>(context * spec_.synthetic_vocab_size + symbol);
+    const size_t at = to_size(context * spec_.synthetic_vocab_size + symbol);
     const double end = symbol + 1 < spec_.synthetic_vocab_size ? f64(start_[at + 1]) : kWords;
     return (end - f64(start_[at])) / kWords;
 }
@@ -90,13 +90,13 @@ double SyntheticSource::probability(int64_t context, int64_t symbol) const {
 void SyntheticSource::find_stationary() {
     const int64_t vocab = spec_.synthetic_vocab_size;
     const int64_t tail = contexts_ / vocab;
-    std::vector<double> now(static_cast<size_t>(contexts_), 1.0 / f64(contexts_)), next(now.size());
+    std::vector<double> now(to_size(contexts_), 1.0 / f64(contexts_)), next(now.size());
     double change = 1.0;
     for (int i = 0; i < kMaxPowerIterations && change > kStationaryTolerance; ++i) {
         std::ranges::fill(next, 0.0);
         for (int64_t context = 0; context < contexts_; ++context) {
-            const double mass = now[static_cast<size_t>(context)];
-            double* to = &next[static_cast<size_t>(context % tail * vocab)];
+            const double mass = now[to_size(context)];
+            double* to = &next[to_size(context % tail * vocab)];
             for (int64_t x = 0; x < vocab; ++x) to[x] += mass * probability(context, x);
         }
         const double sum = std::accumulate(next.begin(), next.end(), 0.0);
@@ -117,27 +117,26 @@ void SyntheticSource::find_stationary() {
 }
 
 void SyntheticSource::compute_entropies() {
-    const auto order = static_cast<size_t>(spec_.synthetic_order);
+    const auto order = to_size(spec_.synthetic_order);
     // H(X_1 .. X_j): the marginal of the stationary distribution over the j latest symbols (any j neighbours
     // have that law).
     block_entropy_.assign(order + 1, 0.0);
     int64_t size = 1;
     for (size_t j = 1; j <= order; ++j) {
         size *= spec_.synthetic_vocab_size;
-        std::vector<double> marginal(static_cast<size_t>(size), 0.0);
-        for (int64_t c = 0; c < contexts_; ++c)
-            marginal[static_cast<size_t>(c % size)] += stationary_[static_cast<size_t>(c)];
+        std::vector<double> marginal(to_size(size), 0.0);
+        for (int64_t c = 0; c < contexts_; ++c) marginal[to_size(c % size)] += stationary_[to_size(c)];
         for (const double p : marginal) block_entropy_[j] += entropy_term(p);
     }
     rate_ = 0.0;
     for (int64_t c = 0; c < contexts_; ++c) {
         double row = 0.0;
         for (int64_t x = 0; x < spec_.synthetic_vocab_size; ++x) row += entropy_term(probability(c, x));
-        rate_ += stationary_[static_cast<size_t>(c)] * row;
+        rate_ += stationary_[to_size(c)] * row;
     }
     // Target t of a window (1-based) has min(t, k) symbols before it that matter.
     const int64_t short_targets = std::min<int64_t>(spec_.synthetic_order - 1, seq_length_);
-    const double first = block_entropy_[static_cast<size_t>(short_targets) + 1] - block_entropy_[1];
+    const double first = block_entropy_[to_size(short_targets) + 1] - block_entropy_[1];
     floor_ = (first + f64(seq_length_ - short_targets) * rate_) / f64(seq_length_);
 }
 

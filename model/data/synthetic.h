@@ -42,7 +42,7 @@ public:
     // P(symbol | context); a context is its symbols as digits in base V, the latest symbol least significant.
     double probability(int64_t context, int64_t symbol) const;
     // Stationary probability of a context.
-    double stationary(int64_t context) const { return stationary_[static_cast<size_t>(context)]; }
+    double stationary(int64_t context) const { return stationary_[to_size(context)]; }
 
 private:
     void build_table();

@@ -72,7 +72,7 @@ std::vector<TextSource::Document> TextSource::load(const DataSpec& spec) {
             continue;
         }
         if (std::ssize(bytes) > left) {
-            bytes.resize(static_cast<size_t>(left));
+            bytes.resize(to_size(left));
             cut_ = true;
         }
         left -= std::ssize(bytes);
@@ -139,7 +139,7 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
 }
 
 void TextSource::append(Split split, Document document) {
-    Part& part = parts_[static_cast<size_t>(split)];
+    Part& part = parts_[to_size(split)];
     part.stream.insert(part.stream.end(), document.bytes.begin(), document.bytes.end());
     part.ends.push_back(std::ssize(part.stream));
     part.stream.push_back(0);
@@ -159,9 +159,9 @@ int64_t TextSource::num_tokens(Split split) const { return static_cast<int64_t>(
 void TextSource::read(Split split, int64_t first, std::span<int32_t> tokens) const {
     const Part& source = part(split);
     const int64_t end = first + std::ssize(tokens);
-    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = source.stream[static_cast<size_t>(first) + i];
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = source.stream[to_size(first) + i];
     for (auto at = std::ranges::lower_bound(source.ends, first); at != source.ends.end() && *at < end; ++at)
-        tokens[static_cast<size_t>(*at - first)] = kEndOfDocument;
+        tokens[to_size(*at - first)] = kEndOfDocument;
 }
 
 std::string TextSource::description() const {

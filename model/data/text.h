@@ -68,7 +68,7 @@ private:
     void leave_out(const DataFile& file, int64_t& count, const char* reason);
     void split(std::vector<Document> documents, double held_out_fraction);
     void append(Split split, Document document);
-    const Part& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
+    const Part& part(Split split) const { return parts_[to_size(split)]; }
 
     std::array<Part, 2> parts_;
     std::string where_;

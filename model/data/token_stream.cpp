@@ -53,12 +53,12 @@ TokenFile::TokenFile(const std::string& path) : InputFile(path, ExitCode::data) 
     char first[64];
     const auto given = std::min<int64_t>(size(), sizeof first);
     read(0, first, given);
-    refuse_lfs_pointer({first, static_cast<size_t>(given)}, path, ExitCode::data);
+    refuse_lfs_pointer({first, to_size(given)}, path, ExitCode::data);
 }
 
 int64_t size_of(TokenType type) {
     constexpr int64_t kBytes[] = {1, 2, 4, 2, 4, 8};
-    return kBytes[static_cast<size_t>(type)];
+    return kBytes[to_size(type)];
 }
 
 void TokenStream::add(TokenRun run) {
@@ -75,7 +75,7 @@ void TokenStream::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
     auto at = std::ranges::upper_bound(runs_, first, {}, &Placed::first) - 1;
     while (!out.empty()) {  // the range may span files
         const int64_t inside = first - at->first;
-        const auto count = static_cast<size_t>(std::min<int64_t>(at->run.tokens - inside, std::ssize(out)));
+        const auto count = to_size(std::min<int64_t>(at->run.tokens - inside, std::ssize(out)));
         read_run(at->run, inside, out.first(count), vocab_size);
         out = out.subspan(count);
         first += static_cast<int64_t>(count);
@@ -104,7 +104,7 @@ uint64_t TokenStream::content(int64_t bytes_per_file) const {
         for (int64_t i = 0; i < blocks; ++i) {
             const int64_t at = std::min(i * step, last), count = std::min(kBlock, bytes - at);
             file.read(begin + at, block.data(), count);
-            state = mix64(state, crc32c(block.data(), static_cast<size_t>(count)));
+            state = mix64(state, crc32c(block.data(), to_size(count)));
         }
     }
     return state;
@@ -113,7 +113,7 @@ uint64_t TokenStream::content(int64_t bytes_per_file) const {
 void TokenStream::check_all(int64_t vocab_size) const {
     std::vector<int32_t> block;
     for (int64_t first = 0; first < tokens_; first += kTokensAtOnce) {
-        block.resize(static_cast<size_t>(std::min(kTokensAtOnce, tokens_ - first)));
+        block.resize(to_size(std::min(kTokensAtOnce, tokens_ - first)));
         read(first, block, vocab_size);
     }
 }

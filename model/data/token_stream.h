@@ -73,8 +73,8 @@ protected:
     static constexpr int64_t kCheckAtStartBytes = int64_t{64} << 20;
     explicit StreamSource(const Config& config, int64_t check_at_start_bytes = kCheckAtStartBytes);
 
-    void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
-    const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
+    void add(Split split, TokenRun run) { parts_[to_size(split)].add(std::move(run)); }
+    const TokenStream& part(Split split) const { return parts_[to_size(split)]; }
     // One window to train on; and every id of small parts, those of larger ones when a sample is read. Reads
     // what the fingerprint covers.
     void check();

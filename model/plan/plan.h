@@ -129,7 +129,7 @@ struct SavedBytes {
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute);
 std::vector<RecomputeChoice> recompute_choices(const Config& config);
 inline bool is_moe(const Config& config, int64_t layer) {
-    return config.model.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+    return config.model.moe_layer_freq[to_size(layer)] == 1;
 }
 inline int64_t num_moe_layers(const Config& config) {
     return std::ranges::count(config.model.moe_layer_freq, 1);

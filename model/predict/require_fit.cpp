@@ -56,7 +56,7 @@ void require_fit(report::RunLog& log, const std::vector<Config>& runs, const Bac
     };
     const Config& largest = *std::ranges::max_element(runs, {}, needed_by);
     const FreeMemory mine = free_memory(backend, largest, ranks_on_host);
-    std::vector<double> all(static_cast<size_t>(ranks));
+    std::vector<double> all(to_size(ranks));
     world.all_gather(&mine.bytes, sizeof mine.bytes, all.data());
     const auto least = std::ranges::min_element(all);
     const auto rank = static_cast<int>(least - all.begin());

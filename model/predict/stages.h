@@ -15,7 +15,6 @@ namespace fp8flow::predict {
 
 constexpr double kPlain = 2, kWord = 4;  // bytes of a BF16 and of a 32-bit element
 
-
 // What crosses ranks in a stage. dispatch: rows go out while others are written; combine: sums are sent, then
 // added; reduction: gradients over replicas.
 enum class Wire : uint8_t { none, dispatch, combine, dense_reduction, expert_reduction };

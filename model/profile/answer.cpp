@@ -185,8 +185,8 @@ std::string advice_text(const Profile& profile, const ArmProfile& arm, const Con
 
 std::string answer_text(const Profile& profile, const std::vector<Config>& configs, std::string_view recipe) {
     const auto found = std::ranges::find(profile.arms, recipe, &ArmProfile::recipe);
-    const size_t own = found != profile.arms.end() ? static_cast<size_t>(found - profile.arms.begin())
-                                                   : profile.arms.size() - 1;
+    const size_t own =
+        found != profile.arms.end() ? to_size(found - profile.arms.begin()) : profile.arms.size() - 1;
     const ArmProfile& arm = profile.arms[own];
     return fmt::format(
         "MoE layer, forward + backward, {} routing: median over {} steps, slowest rank of each\n{}\n"

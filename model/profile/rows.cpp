@@ -35,7 +35,7 @@ bool crosses_ranks(std::string_view part, std::string_view stage) {
 double wire_alone(const std::vector<StageSpan>& spans) {
     std::vector<bool> innermost(spans.size(), true);
     for (const StageSpan& span : spans)
-        if (span.parent >= 0) innermost[static_cast<size_t>(span.parent)] = false;
+        if (span.parent >= 0) innermost[to_size(span.parent)] = false;
     struct Edge {
         double at = 0;
         int wire = 0, work = 0;  // under way from here on: one more or one less
@@ -67,11 +67,11 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
     std::vector<ProfileRow>& rows = samples.rows;
     const auto row_of = [&](int span) {
         const StageName name = stage_of(spans, span);
-        const char* direction = spans[static_cast<size_t>(span)].direction;
+        const char* direction = spans[to_size(span)].direction;
         const auto found = std::ranges::find_if(rows, [&](const ProfileRow& row) {
             return row.part == name.part && row.stage == name.stage && row.direction == direction;
         });
-        if (found != rows.end()) return static_cast<size_t>(found - rows.begin());
+        if (found != rows.end()) return to_size(found - rows.begin());
         FP8FLOW_CHECK(samples.seconds.empty(), "stage {} {} appears in a later step only", direction,
                       name.stage);
         rows.push_back({.part = name.part, .stage = name.stage, .direction = direction});
@@ -102,7 +102,7 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
     samples.exchange_seconds.push_back(std::move(exchange_seconds));
     samples.calls.clear();
     for (const StageTimer::Call& call : timer.calls()) {
-        const auto span = static_cast<size_t>(call.span);
+        const auto span = to_size(call.span);
         const size_t r = row_by_span[span];
         const OpCost& cost = call.call.cost;
         rows[r].bytes += cost.bytes / rows[r].runs;
@@ -221,7 +221,7 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
         for (const auto count : counts) mine.push_back(row.*count);
         mine.push_back(row.peak_bytes);
     }
-    const auto ranks = static_cast<size_t>(world.size());
+    const auto ranks = to_size(world.size());
     std::vector<double> all(mine.size() * ranks);
     world.all_gather(mine.data(), mine.size() * sizeof(double), all.data());
 

@@ -158,7 +158,7 @@ public:
             if (row.part == kMoeLayer) result_.casts += row.casts;
         result_.wire_seconds = wire_seconds(result_.rows);
         const RankSeconds mine = rank_seconds(samples_);
-        result_.by_rank.resize(static_cast<size_t>(world_.size()));
+        result_.by_rank.resize(to_size(world_.size()));
         world_.all_gather(&mine, sizeof mine, result_.by_rank.data());
         return std::move(result_);
     }
@@ -184,7 +184,7 @@ private:
         const double seconds = clock_seconds() - begin;
         std::this_thread::sleep_for(kCounterIsLate);
         const double mine = *energy_() - before;
-        std::vector<double> all(static_cast<size_t>(world_.size()));
+        std::vector<double> all(to_size(world_.size()));
         world_.all_gather(&mine, sizeof mine, all.data());
         return {.joules = std::accumulate(all.begin(), all.end(), 0.0) / f64(steps),
                 .seconds = seconds / f64(steps)};
@@ -218,7 +218,7 @@ private:
         for (const auto& block : trainer_->transformer().blocks()) {
             rows.push_back(0);
             if (block->router() == nullptr) continue;
-            std::vector<int64_t> counts(static_cast<size_t>(experts));
+            std::vector<int64_t> counts(to_size(experts));
             trainer_->ops().device().copy_out(counts.data(), block->router()->step_counts().data,
                                               counts.size() * sizeof(int64_t));
             const auto begin = counts.begin() + own * local;

@@ -40,7 +40,7 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
         for (const StageSpan& span : arms[a].trace) {
             double begin = span.begin * 1e6, end = (span.begin + span.seconds) * 1e6;
             double& top = top_of[thread_of(span)];
-            const auto parent = static_cast<size_t>(std::max(span.parent, 0));
+            const auto parent = to_size(std::max(span.parent, 0));
             if (span.parent >= 0 && thread_of(arms[a].trace[parent]) == thread_of(span)) {
                 begin =
                     std::clamp(begin, std::min(free_from[parent], placed[parent].end), placed[parent].end);

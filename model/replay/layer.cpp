@@ -81,7 +81,7 @@ HostValues ReplayLayer::integers_of(const TensorView& view, int64_t count) const
     HostValues host;
     host.shape.assign(view.dims, view.dims + view.rank);
     if (view.rank == 1) host.shape[0] = count;
-    host.integers.resize(static_cast<size_t>(count));
+    host.integers.resize(to_size(count));
     ops_->device().copy_out(host.integers.data(), view.data, host.integers.size() * sizeof(int32_t));
     return host;
 }
@@ -97,7 +97,7 @@ HostValues ReplayLayer::routed_rows(const TensorView& view, int64_t count) const
     const int64_t width = view.rank > 1 ? view.cols() : 1;
     HostValues host{.shape = {count}};
     if (view.rank > 1) host.shape.push_back(width);
-    const auto numel = static_cast<size_t>(count * width);
+    const auto numel = to_size(count * width);
     host.floats.resize(numel);
     if (view.dtype == DType::f32) {
         ops_->device().copy_out(host.floats.data(), view.data, numel * sizeof(float));
@@ -113,26 +113,25 @@ HostValues ReplayLayer::routed_rows(const TensorView& view, int64_t count) const
 // A row of the experts by its place: source rank, token and routing weight.
 void ReplayLayer::record_plan() {
     const DispatchPlan& plan = layer_->saved().plan.padded;
-    const auto groups = static_cast<size_t>(plan.groups.num_groups);
+    const auto groups = to_size(plan.groups.num_groups);
     std::vector<int64_t> counts(groups), offsets(groups + 1);
     device().copy_out(counts.data(), plan.groups.counts.data, counts.size() * sizeof(int64_t));
     device().copy_out(offsets.data(), plan.groups.offsets.data, offsets.size() * sizeof(int64_t));
     const std::vector<int32_t> ids = integers_of(plan.all_ids, plan.all_ids.numel()).integers;
-    const auto topk = static_cast<size_t>(plan.topk);
+    const auto topk = to_size(plan.topk);
     const int64_t local = plan.num_local_experts, first_expert = groups_.expert_parallel->rank() * local;
     const bool by_source = plan.groups.num_groups > local;
     // the ranks that share the experts hold consecutive tokens, in the order of the ranks
     const int64_t first_token = (world_.rank() - groups_.expert_parallel->rank()) * slots_;
     HostValues token_of_row{.shape = {offsets.back()}};
-    token_of_row.integers.assign(static_cast<size_t>(offsets.back()), -1);
+    token_of_row.integers.assign(to_size(offsets.back()), -1);
     std::vector<int64_t> next = offsets;
     for (size_t i = 0; i < ids.size(); ++i) {
         const int64_t expert = ids[i] - first_expert;
         if (ids[i] < 0 || expert < 0 || expert >= local) continue;
         const auto token = static_cast<int64_t>(i / topk);
         const int64_t group = (by_source ? token / slots_ * local : 0) + expert;
-        token_of_row.integers[static_cast<size_t>(next[static_cast<size_t>(group)]++)] =
-            static_cast<int32_t>(first_token + token);
+        token_of_row.integers[to_size(next[to_size(group)]++)] = static_cast<int32_t>(first_token + token);
     }
     const auto words = [](const std::vector<int64_t>& values) {
         return HostValues{.shape = {static_cast<int64_t>(values.size())},

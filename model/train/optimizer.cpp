@@ -98,7 +98,7 @@ void Optimizer::squares_of_shares(Context& ctx, ParameterStore& store, Ranks ran
     for (size_t r = 0; r < shards.size(); ++r)
         for (const Slice& slice : shards[r])
             of_blocks[r].push_back({slice.first / kNormBlock, ceil_div(slice.count, kNormBlock)});
-    const auto own = static_cast<size_t>(ctx.exchange.rank_among(ranks));
+    const auto own = to_size(ctx.exchange.rank_among(ranks));
     for (size_t i = 0; i < shards[own].size(); ++i) {
         const Slice &values = shards[own][i], &sums = of_blocks[own][i];
         ctx.ops.norm_squared({.x = gradients.slice(values.first, values.count),

@@ -31,14 +31,14 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t data_fin
       record_path_(config.output.record_routing),
       recipe_(recipe_name(config.precision)),
       shape_(shape_of(config, data_fingerprint)),
-      layer_bytes_(static_cast<size_t>(sizes.samples * shape_.seq_length * shape_.topk) * sizeof(int32_t)),
+      layer_bytes_(to_size(sizes.samples * shape_.seq_length * shape_.topk) * sizeof(int32_t)),
       memory_(device, "given routing") {
     require(!shape_.layers.empty() && shape_.num_experts <= std::numeric_limits<int16_t>::max(),
             ExitCode::usage,
             "data.routing_path, output.record_routing: got {} MoE layers of {} experts, want "
             "at least one layer and at most {} experts",
             shape_.layers.size(), shape_.num_experts, std::numeric_limits<int16_t>::max());
-    const size_t bytes = static_cast<size_t>(sizes.slots) * num_layers() * layer_bytes_;
+    const size_t bytes = to_size(sizes.slots) * num_layers() * layer_bytes_;
     chosen_slots_ = std::make_unique<PinnedBuffer>(device, bytes);
     if (config.data.routing_path.empty()) return;
     given_.emplace(existing("data.routing_path", config.data.routing_path, ExitCode::data), shape_);
@@ -68,13 +68,13 @@ void StepRouting::open(ProcessGroup& world, const Start& start) {
 
 void StepRouting::fill(const Batcher::Range& samples, int64_t slot) {
     if (!given_) return;
-    const auto ids = static_cast<size_t>(samples.count * shape_.seq_length * shape_.topk);
+    const auto ids = to_size(samples.count * shape_.seq_length * shape_.topk);
     for (size_t layer = 0; layer < num_layers(); ++layer)
         given_->read(layer, samples.first * shape_.seq_length, {at(given_slots_, slot, layer), ids});
 }
 
 void StepRouting::place(Context& ctx) const {
-    if (given_) ctx.routing.given = buffers_[static_cast<size_t>(ctx.micro_batch) % buffers_.size()];
+    if (given_) ctx.routing.given = buffers_[to_size(ctx.micro_batch) % buffers_.size()];
 }
 
 void StepRouting::load(Context& ctx, int64_t slot) {
@@ -85,14 +85,14 @@ void StepRouting::load(Context& ctx, int64_t slot) {
 }
 
 void StepRouting::keep(const Batcher::Range& samples, int64_t slot, std::span<int64_t> equal) {
-    const auto k = static_cast<size_t>(shape_.topk), ids = static_cast<size_t>(shape_.seq_length) * k;
+    const auto k = to_size(shape_.topk), ids = to_size(shape_.seq_length) * k;
     for (size_t layer = 0; layer < num_layers(); ++layer) {
         const int32_t* chosen = at(chosen_slots_, slot, layer);
         for (int64_t i = 0; recorded_ && i < samples.count; ++i)
-            recorded_->write(layer, samples.first + i, {chosen + static_cast<size_t>(i) * ids, ids});
+            recorded_->write(layer, samples.first + i, {chosen + to_size(i) * ids, ids});
         if (equal.empty()) continue;
         const int32_t* given = at(given_slots_, slot, layer);
-        for (size_t i = 0; i < static_cast<size_t>(samples.count) * ids; ++i) {
+        for (size_t i = 0; i < to_size(samples.count) * ids; ++i) {
             const int32_t* token = given + i / k * k;
             equal[layer] += std::find(token, token + k, chosen[i]) != token + k ? 1 : 0;
         }

@@ -48,7 +48,7 @@ public:
 private:
     // Ids of a layer in a slot.
     int32_t* at(const std::unique_ptr<PinnedBuffer>& slots, int64_t slot, size_t layer) const {
-        return slots->at<int32_t>((static_cast<size_t>(slot) * num_layers() + layer) * layer_bytes_);
+        return slots->at<int32_t>((to_size(slot) * num_layers() + layer) * layer_bytes_);
     }
 
     Device& device_;

@@ -107,7 +107,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
 
     // Ranks with different data or configurations would diverge silently.
     const uint64_t mine = data_->fingerprint() ^ fnv1a64(dump_config(config_));
-    std::vector<uint64_t> all(static_cast<size_t>(world.size()));
+    std::vector<uint64_t> all(to_size(world.size()));
     world.all_gather(&mine, sizeof mine, all.data());
     for (size_t r = 0; r < all.size(); ++r)
         require(all[r] == all[0], ExitCode::peer,
@@ -142,7 +142,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     held_out_sum_ = state_->tensor(DType::f32, {1}, "step");
     ops_->zero({.y = status_});
     inputs_ = std::make_unique<StepInputs>(device, kStepsInFlight);
-    held_out_ = std::make_unique<PinnedBuffer>(device, static_cast<size_t>(batches) * sizeof(HeldOut));
+    held_out_ = std::make_unique<PinnedBuffer>(device, to_size(batches) * sizeof(HeldOut));
     for (auto& event : held_out_events_) event = std::make_unique<HostEvent>(device);
     if (config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration && device.can_capture()) {
         exchange_->require_capturable();
@@ -300,11 +300,11 @@ StepInputs::Values Trainer::inputs_of(const Flight& flight) const {
 // half pass run alone.
 void Trainer::run_interleaved(const Flight& flight) {
     const int64_t micro_batches = batcher_.num_micro_batches();
-    std::vector<Transformer::MicroBatch> batches(static_cast<size_t>(micro_batches));
+    std::vector<Transformer::MicroBatch> batches(to_size(micro_batches));
     const auto pass = [&](int64_t m, InterleavedMicroBatch* interleaved, auto half) {
         Context ctx = make_context(m, timer_of(flight));
         ctx.interleaved = interleaved;
-        half(ctx, batches[static_cast<size_t>(m)]);
+        half(ctx, batches[to_size(m)]);
     };
     const auto forward = [&](Context& ctx, Transformer::MicroBatch& batch) {
         batch = load_micro_batch(ctx, flight);
@@ -517,8 +517,7 @@ std::vector<RouterLoss> Trainer::router_losses_of(const StepRecord& record) cons
         const BalancingLoss type = moe.moe_router_load_balancing_type[i];
         const bool averaged = type == BalancingLoss::global_aux_loss &&
                               moe.moe_global_aux_loss_gradient == GlobalLossGradient::mean;
-        add(kNames[static_cast<size_t>(type)], 2 + i,
-            moe.moe_aux_loss_coeff[i] / (averaged ? world_.size() : 1));
+        add(kNames[to_size(type)], 2 + i, moe.moe_aux_loss_coeff[i] / (averaged ? world_.size() : 1));
     }
     add("z_loss", 1, moe.moe_z_loss_coeff);
     return losses;

@@ -192,7 +192,7 @@ private:
     double mean_loss(const StepRecord& record) const { return record.loss_sum() / f64(tokens_of_step()); }
     StepRecord& record_of(const Flight& flight) { return *records_[slot_of(flight.step)]; }
     // Of the page-locked memory of a step. The step that used it before has been waited for.
-    static size_t slot_of(int64_t step) { return static_cast<size_t>(step % kStepsInFlight); }
+    static size_t slot_of(int64_t step) { return to_size(step % kStepsInFlight); }
     int32_t wait_for(Flight& flight);  // its status
     StepResult take_result();
     StepResult result_of(const Flight& flight);  // of the oldest step, whose record has passed
@@ -215,9 +215,7 @@ private:
         Arena saved, scratch;
         std::unique_ptr<RowArena> rows;
     };
-    Memory& memory_of(int64_t micro_batch) {
-        return *memory_[static_cast<size_t>(micro_batch) % memory_.size()];
-    }
+    Memory& memory_of(int64_t micro_batch) { return *memory_[to_size(micro_batch) % memory_.size()]; }
     Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
     Transformer::MicroBatch load_micro_batch(Context& ctx, const Flight& flight);
@@ -233,7 +231,7 @@ private:
     };
     HeldOut* held_out_of(int64_t index) const {  // of a micro-batch that is evaluated
         const int64_t slot = index % (kStepsInFlight * batcher_.num_micro_batches());
-        return held_out_->at<HeldOut>(static_cast<size_t>(slot) * sizeof(HeldOut));
+        return held_out_->at<HeldOut>(to_size(slot) * sizeof(HeldOut));
     }
     void launch_evaluation(int64_t index, const ReadEvaluation& read);
     void give_evaluation(int64_t micro_batch, int64_t slot, const ReadHead& read);

@@ -40,7 +40,7 @@ void Trainer::report_non_finite(int64_t step) {
     };
     Finding mine = search(0);
     if (mine.kind == 2) mine = search(1);
-    std::vector<Finding> all(static_cast<size_t>(world_.size()));
+    std::vector<Finding> all(to_size(world_.size()));
     world_.all_gather(&mine, sizeof mine, all.data());
     const auto worst = std::ranges::min_element(all, {}, &Finding::kind);
     if (worst->kind == 2)
@@ -48,7 +48,7 @@ void Trainer::report_non_finite(int64_t step) {
             step, fmt::format("step {}: the loss or the norm of the gradients is not finite, though "
                               "every weight and gradient is; the step was not applied; lower training.lr",
                               step + 1));
-    const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
+    const std::string& name = parameters[to_size(worst->parameter)].spec.name;
     throw Diverged(
         step,
         fmt::format("step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the "
@@ -70,7 +70,7 @@ std::string Trainer::largest_gradient() {
         squares.push_back(read_word<float>(sum));
     }
     world_.all_reduce_max(squares);
-    return parameters[static_cast<size_t>(std::ranges::max_element(squares) - squares.begin())].spec.name;
+    return parameters[to_size(std::ranges::max_element(squares) - squares.begin())].spec.name;
 }
 
 }  // namespace fp8flow

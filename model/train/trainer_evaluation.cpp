@@ -59,7 +59,7 @@ void Trainer::launch_evaluation(int64_t index, const ReadEvaluation& read) {
     };
     for (Arena* arena : arenas()) arena->join();
     if (captured_evaluations_ && !read)
-        captured_evaluations_->run(static_cast<size_t>(slot), allocations(), stream_, work);
+        captured_evaluations_->run(to_size(slot), allocations(), stream_, work);
     else
         work();
     held_out_events_[index % kStepsInFlight]->record(stream_);

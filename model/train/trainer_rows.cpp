@@ -51,7 +51,7 @@ Trainer::Rows Trainer::most_wanted() const {
 }
 
 double Trainer::padding_share() const {
-    const auto& rows = memory_[static_cast<size_t>(batcher_.num_micro_batches() - 1) % memory_.size()]->rows;
+    const auto& rows = memory_[to_size(batcher_.num_micro_batches() - 1) % memory_.size()]->rows;
     if (!rows || transformer_->num_moe_layers() == 0) return 0;
     // Every token takes top-k rows on some rank; padding is what ranks hold beyond that.
     const double tokens = f64(config_.training.micro_batch_size * config_.model.seq_length * world_.size());

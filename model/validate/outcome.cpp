@@ -105,7 +105,7 @@ Outcomes outcomes_of(const std::vector<Run>& runs, const std::vector<Arm>& arms,
         if (!run.diverged) steps = std::max(steps, run.curve.loss.size());
     }
     result.seeds.assign(seeds.begin(), seeds.end());
-    result.window = window_of(steps, static_cast<size_t>(spec.warmup_iters));
+    result.window = window_of(steps, to_size(spec.warmup_iters));
 
     std::vector<Losses> training, held_out;
     for (const Arm& arm : arms) {

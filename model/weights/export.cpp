@@ -99,7 +99,7 @@ private:
         const int64_t at_once =
             std::max<int64_t>(1, kElementsAtOnce / piece.cols / kScaleBlock) * kScaleBlock;
         if (piece.zero_rows > 0) {
-            std::vector<float> rest(static_cast<size_t>(piece.zero_rows * piece.cols));
+            std::vector<float> rest(to_size(piece.zero_rows * piece.cols));
             device_.copy_out(rest.data(), one.values.as<float>() + (piece.row + piece.rows) * piece.cols,
                              rest.size() * sizeof(float));
             require_zeros(piece, count_nonzero(rest));
@@ -107,7 +107,7 @@ private:
         const std::vector<float> moved = piece.plain() ? std::vector<float>{} : as_stored(one, piece);
         for (int64_t first = 0; first < piece.rows; first += at_once) {
             const int64_t rows = std::min(at_once, piece.rows - first);
-            values_.resize(static_cast<size_t>(rows * piece.cols));
+            values_.resize(to_size(rows * piece.cols));
             if (piece.plain())
                 device_.copy_out(values_.data(), one.values.as<float>() + (piece.row + first) * piece.cols,
                                  values_.size() * sizeof(float));
@@ -134,14 +134,13 @@ private:
     // A whole piece, if its rows or columns differ from those in the file.
     std::vector<float> as_stored(const Stored& one, const WeightPiece& piece) const {
         const int64_t ours = piece.our_cols();
-        std::vector<float> from(static_cast<size_t>(piece.our_rows() * ours)),
-            to(static_cast<size_t>(piece.rows * piece.cols));
+        std::vector<float> from(to_size(piece.our_rows() * ours)), to(to_size(piece.rows * piece.cols));
         device_.copy_out(from.data(), one.values.as<float>() + piece.row * ours, from.size() * sizeof(float));
         if (piece.wider > 0) {
             int64_t lost = 0;
             for (int64_t r = 0; r < piece.rows; ++r)
-                lost += count_nonzero(std::span(from).subspan(static_cast<size_t>(r * ours + piece.cols),
-                                                              static_cast<size_t>(ours - piece.cols)));
+                lost += count_nonzero(
+                    std::span(from).subspan(to_size(r * ours + piece.cols), to_size(ours - piece.cols)));
             require_zeros(piece, lost);
         }
         for (int64_t r = 0; r < piece.our_rows(); ++r)
@@ -149,14 +148,13 @@ private:
                 const int64_t at = piece.transposed
                                        ? c * piece.cols + r
                                        : (piece.file_row_of(r) - piece.file_row) * piece.cols + c;
-                to[static_cast<size_t>(at)] =
-                    static_cast<float>(from[static_cast<size_t>(r * ours + c)] * piece.scale);
+                to[to_size(at)] = static_cast<float>(from[to_size(r * ours + c)] * piece.scale);
             }
         return to;
     }
 
     void encode(FileDType dtype, int64_t rows, int64_t cols) {
-        encoded_.resize(values_.size() * static_cast<size_t>(size_of(dtype)));
+        encoded_.resize(values_.size() * to_size(size_of(dtype)));
         if (dtype == FileDType::f32) {
             std::memcpy(encoded_.data(), values_.data(), encoded_.size());
         } else if (dtype == FileDType::bf16) {
@@ -175,7 +173,7 @@ private:
                 const auto each = [&](auto&& visit) {
                     for (int64_t r = r0; r < std::min(rows, r0 + kScaleBlock); ++r)
                         for (int64_t c = c0; c < std::min(cols, c0 + kScaleBlock); ++c)
-                            visit(static_cast<size_t>(r * cols + c));
+                            visit(to_size(r * cols + c));
                 };
                 float amax = 0;
                 each([&](size_t i) { amax = max_ignore_nan(amax, abs_float(values_[i])); });

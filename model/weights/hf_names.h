@@ -67,7 +67,7 @@ struct WeightPiece {
     int64_t file_row_of(int64_t our_row) const {
         if (order.empty()) return file_row + our_row;
         const auto size = static_cast<int64_t>(order.size());
-        return file_row + our_row / size * size + order[static_cast<size_t>(our_row % size)];
+        return file_row + our_row / size * size + order[to_size(our_row % size)];
     }
 };
 

@@ -106,7 +106,7 @@ public:
         : piece_(piece), code_(set.code()), item_(set.find(piece.tensor)), bytes_(item_.bytes()) {
         if (item_.entry->dtype != FileDType::e4m3) return;
         const TensorSet::Item scales = set.find(scale_name(piece.tensor));
-        scales_.resize(static_cast<size_t>(scales.entry->numel()));
+        scales_.resize(to_size(scales.entry->numel()));
         read_floats(*scales.entry, scales.bytes(), 0, scales_, code_);
         matrix_rows_ = piece.shape[piece.shape.size() - 2];
     }
@@ -117,14 +117,12 @@ public:
             read_file_rows(piece_.file_row, piece_.rows, theirs);
             for (int64_t r = 0; r < piece_.rows; ++r)
                 for (int64_t c = 0; c < piece_.cols; ++c)
-                    out[static_cast<size_t>(c * piece_.rows + r)] =
-                        theirs[static_cast<size_t>(r * piece_.cols + c)];
+                    out[to_size(c * piece_.rows + r)] = theirs[to_size(r * piece_.cols + c)];
         } else if (piece_.order.empty()) {
             read_file_rows(piece_.file_row + first, rows, out);
         } else {
             for (int64_t r = 0; r < rows; ++r)
-                read_file_rows(piece_.file_row_of(first + r), 1,
-                               out.subspan(static_cast<size_t>(r * piece_.cols)));
+                read_file_rows(piece_.file_row_of(first + r), 1, out.subspan(to_size(r * piece_.cols)));
         }
         if (piece_.scale != 1)
             for (float& value : out) value = static_cast<float>(value * piece_.scale);
@@ -132,8 +130,7 @@ public:
 
 private:
     void read_file_rows(int64_t first, int64_t rows, std::span<float> out) const {
-        read_floats(*item_.entry, bytes_, first * piece_.cols,
-                    out.first(static_cast<size_t>(rows * piece_.cols)), code_);
+        read_floats(*item_.entry, bytes_, first * piece_.cols, out.first(to_size(rows * piece_.cols)), code_);
         if (scales_.empty()) return;
         const int64_t scale_cols = ceil_div(piece_.cols, kScaleBlock),
                       scale_rows = ceil_div(matrix_rows_, kScaleBlock);
@@ -203,7 +200,7 @@ void copy_elements(const WeightTarget& target, int64_t element, const std::vecto
                                  target.first + target.values.numel());
     if (begin >= end) return;
     device.copy_in(target.values.as<float>() + (begin - target.first), values.data() + (begin - element),
-                   static_cast<size_t>(end - begin) * sizeof(float));
+                   to_size(end - begin) * sizeof(float));
 }
 
 // Rows of a piece from `first` on; columns that the file does not have keep their zeros.
@@ -211,7 +208,7 @@ void copy_rows(const WeightTarget& target, const WeightPiece& piece, int64_t fir
                const std::vector<float>& values, Device& device) {
     const int64_t ours = piece.our_cols();
     if (piece.wider == 0) return copy_elements(target, (piece.row + first) * ours, values, device);
-    std::vector<float> wider(static_cast<size_t>(rows * ours));
+    std::vector<float> wider(to_size(rows * ours));
     for (int64_t r = 0; r < rows; ++r)
         std::copy_n(values.begin() + r * piece.cols, piece.cols, wider.begin() + r * ours);
     copy_elements(target, (piece.row + first) * ours, wider, device);
@@ -226,7 +223,7 @@ void require_same_values(const TensorSet& set, const WeightPiece& embedding, con
         note_progress();
         const int64_t rows = std::min(at_once, embedding.rows - first);
         for (int i = 0; i < 2; ++i) {
-            values[i].resize(static_cast<size_t>(rows * embedding.cols));
+            values[i].resize(to_size(rows * embedding.cols));
             readers[i].read(first, rows, values[i]);
         }
         require(values[0] == values[1], set.code(),
@@ -263,7 +260,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
     std::vector<float> values;
     for (const WeightTarget& target : targets) {
         // what no file has: rows of padding
-        device.fill(target.values.data, 0, static_cast<size_t>(target.values.bytes()));
+        device.fill(target.values.data, 0, to_size(target.values.bytes()));
         for (const WeightPiece& piece : pieces_of(target.spec, shapes.model, shapes.moe, names)) {
             const PieceReader reader(set, piece);
             const int64_t all = piece.our_rows(), cols = piece.transposed ? piece.rows : piece.cols,
@@ -272,7 +269,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
             for (int64_t first = 0; first < all; first += at_once) {
                 note_progress();
                 const int64_t rows = std::min(at_once, all - first);
-                values.resize(static_cast<size_t>(rows * cols));
+                values.resize(to_size(rows * cols));
                 reader.read(first, rows, values);
                 bad += std::count_if(values.begin(), values.end(),
                                      [](float x) { return !std::isfinite(round_bf16(x)); });

@@ -8,8 +8,6 @@ namespace fp8flow::bench {
 
 namespace {
 
-std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
-
 Work moved(double read, double written, double sent) {
     return {{.bytes = read + written, .written = written}, sent};
 }
@@ -88,8 +86,8 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
     const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts(all, rank, alignment); });
     const TensorView all_ids = buffers.output(DType::i32, {ranks, tokens, topk});
     const TensorView all_probs = buffers.output(DType::f32, {ranks, tokens, topk});
-    wire->exchange->gather_routing(buffers.values(all[index(rank)].ids).reshape({tokens, topk}),
-                                   buffers.values(all[index(rank)].probs).reshape({tokens, topk}), all_ids,
+    wire->exchange->gather_routing(buffers.values(all[to_size(rank)].ids).reshape({tokens, topk}),
+                                   buffers.values(all[to_size(rank)].probs).reshape({tokens, topk}), all_ids,
                                    all_probs);
     const op::PlanDispatch plan = plan_arguments(buffers, all_ids, all_probs, rank, counts, alignment);
     machine.ops.plan_dispatch(plan);

@@ -93,7 +93,7 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.squares = buffers.output(DType::f64, {g, r, c, w});
     }
     for (int64_t i = 1; i < micro_batches; ++i) {
-        op::WgradOperands& set = i == 1 ? args.second : args.more[static_cast<size_t>(i - 2)];
+        op::WgradOperands& set = i == 1 ? args.second : args.more[to_size(i - 2)];
         set = {operand(n), operand(k), routed};
     }
     return call_of(machine, &Ops::grouped_gemm_wgrad, args);

@@ -41,7 +41,7 @@ Call norm_then_transpose(Machine& machine, Buffers& buffers, const op::RmsNormQu
     op::TransposeFp8 transpose{.src = args.rows, .dst = args.transposed};
     if (args.rows.layout == ScaleLayout::tensor) {
         const int64_t blocks = ceil_div(columns, kBlock);
-        const std::vector<float> ones(static_cast<std::size_t>(blocks * rows), 1.0f);
+        const std::vector<float> ones(to_size(blocks * rows), 1.0f);
         transpose.src.scales = buffers.values(ones).reshape({blocks, rows});
         transpose.src.layout = ScaleLayout::vec128;
         transpose.src.format = ScaleFormat::pow2;

@@ -98,11 +98,10 @@ Call top_k_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), experts = shape.positive("E"), topk = shape.positive("K");
     // distinct experts of each token
     const auto& ids = buffers.once<std::vector<int32_t>>([&] {
-        std::vector<int32_t> chosen(static_cast<std::size_t>(tokens * topk));
+        std::vector<int32_t> chosen(to_size(tokens * topk));
         for (int64_t t = 0; t < tokens; ++t)
             for (int64_t k = 0; k < topk; ++k)
-                chosen[static_cast<std::size_t>(t * topk + k)] =
-                    static_cast<int32_t>((t * 7 + k * 3 + k) % experts);
+                chosen[to_size(t * topk + k)] = static_cast<int32_t>((t * 7 + k * 3 + k) % experts);
         return chosen;
     });
     op::RouterBalance balance;

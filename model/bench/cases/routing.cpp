@@ -11,11 +11,7 @@
 
 namespace fp8flow::bench {
 
-namespace {
-
-std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
+namespace {}  // namespace
 
 Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed) {
     require(topk <= experts, ExitCode::usage, "bench: K: got {}, want at most E = {}", topk, experts);
@@ -23,7 +19,7 @@ Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t dist
     ForcedRouting wanted{.tokens = tokens,
                          .num_experts = experts,
                          .topk = topk,
-                         .loads = std::vector<double>(index(experts), 1.0),
+                         .loads = std::vector<double>(to_size(experts), 1.0),
                          .seed = seed};
     if (distribution != 0) {
         constexpr int64_t kFine = 1 << 20;
@@ -61,22 +57,22 @@ PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t 
     const auto num_ranks = static_cast<int64_t>(ranks.size());
     const int64_t local = ranks[0].experts / num_ranks;
     PlanCounts counts;
-    counts.rows.assign(index(local), 0);
-    std::vector<bool> seen(index(num_ranks));
+    counts.rows.assign(to_size(local), 0);
+    std::vector<bool> seen(to_size(num_ranks));
     for (int64_t source = 0; source < num_ranks; ++source) {
-        const Routing& routing = ranks[index(source)];
+        const Routing& routing = ranks[to_size(source)];
         for (int64_t t = 0; t < routing.tokens; ++t) {
             seen.assign(seen.size(), false);
             for (int64_t k = 0; k < routing.topk; ++k) {
-                const int64_t expert = routing.ids[index(t * routing.topk + k)], owner = expert / local;
-                if (owner == rank) ++counts.rows[index(expert - rank * local)];
+                const int64_t expert = routing.ids[to_size(t * routing.topk + k)], owner = expert / local;
+                if (owner == rank) ++counts.rows[to_size(expert - rank * local)];
                 if (source == rank && owner != rank) ++counts.copies_away;
-                seen[index(owner)] = true;
+                seen[to_size(owner)] = true;
             }
-            if (seen[index(rank)]) ++counts.received;
+            if (seen[to_size(rank)]) ++counts.received;
             if (source != rank) continue;
-            counts.kept += seen[index(rank)] ? 1 : 0;
-            counts.sent_away += std::ranges::count(seen, true) - (seen[index(rank)] ? 1 : 0);
+            counts.kept += seen[to_size(rank)] ? 1 : 0;
+            counts.sent_away += std::ranges::count(seen, true) - (seen[to_size(rank)] ? 1 : 0);
         }
     }
     for (const int64_t rows : counts.rows) {

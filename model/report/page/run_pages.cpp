@@ -29,7 +29,7 @@ using Curves = std::vector<std::vector<double>>;
 // The mean over seeds after the warm-up, and the band of the seeds around it.
 json seeds_curve(const std::string& name, const Curves& seeds, int64_t warmup) {
     Series mean, low, high;
-    for (size_t i = static_cast<size_t>(warmup); !seeds.empty() && i < seeds.front().size(); ++i) {
+    for (size_t i = to_size(warmup); !seeds.empty() && i < seeds.front().size(); ++i) {
         double sum = 0, least = seeds.front()[i], most = least;
         for (const auto& values : seeds) {
             sum += values[i];
