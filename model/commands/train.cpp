@@ -173,17 +173,14 @@ private:
         // A run that was done already keeps what it had.
         if (reported_ > 0 || !std::filesystem::exists(folder_.folder().path_of(kPageFile)))
             folder_.folder().write_atomic(kPageFile,
-                                          train_page(title, {.losses = records_.sums().losses,
-                                                             .held_out = records_.sums().held_out,
+                                          train_page(title, {.sums = records_.sums(),
                                                              .floor = data_->entropy_floor_nats(),
                                                              .steps_done = trainer_->steps_done(),
                                                              .first_step = first_step_,
                                                              .seconds = seconds,
                                                              .tokens_per_second = tokens_read() / seconds,
                                                              .last = last_,
-                                                             .memory = memory_,
-                                                             .routing = records_.sums().routing,
-                                                             .tensors = records_.sums().tensors}));
+                                                             .memory = memory_}));
         summary(seconds);
     }
 

@@ -8,8 +8,7 @@
 #include "layers/tensor_stats.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
-#include "model/report/page/page.h"
-#include "model/report/tensor_stats.h"
+#include "model/report/page/run_pages.h"
 #include "model/report/tensorboard.h"
 
 #include <optional>
@@ -46,13 +45,7 @@ public:
     // The run goes back to a checkpoint. Without metrics.jsonl the sums begin there.
     void go_back(int64_t step);
 
-    // Of the iterations so far.
-    struct Sums {
-        report::Series losses, held_out;
-        report::RoutingHistory routing;
-        report::TensorHistory tensors;
-    };
-    const Sums& sums() const { return sums_; }
+    const report::RunSums& sums() const { return sums_; }  // of the iterations so far
     // Adds the tensor statistics of an iteration to the file, TensorBoard and the history.
     void add_tensor_stats(int64_t iteration);
     TensorStats& tensor_stats() { return tensor_stats_; }
@@ -66,7 +59,7 @@ private:
 
     const Config& config_;
     const OutputFolder* folder_ = nullptr;
-    Sums sums_;
+    report::RunSums sums_;
     TensorStats tensor_stats_;
     std::optional<LineFile> metrics_, stats_lines_;
     std::optional<report::EventFile> events_;

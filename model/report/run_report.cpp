@@ -30,8 +30,8 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"parameters, sum", sum_of(memory.parameters)},
             {"saved for backward", memory.saved},
             {"saved for backward, sum", sum_of(memory.saved)},
-            {"saved for backward, reserved", memory.saved_reserved},
-            {"saved for backward, used", memory.saved_used},
+            {"saved for backward, reserved", memory.saved_sums.reserved},
+            {"saved for backward, used", memory.saved_sums.used},
             {"workspace, reserved", memory.workspace.reserved},
             {"workspace, used", memory.workspace.used},
             {"routed rows of a layer, reserved", memory.capacity.layer},
@@ -42,11 +42,9 @@ nlohmann::json memory_json(const MemoryUse& memory) {
 }
 
 MemoryUse memory_of(const Trainer& trainer, int64_t activations) {
-    const Trainer::MemorySums saved = trainer.saved_memory();
     return {.parameters = trainer.parameter_bytes(),
             .saved = trainer.saved_bytes(),
-            .saved_reserved = saved.reserved,
-            .saved_used = saved.used,
+            .saved_sums = trainer.saved_memory(),
             .workspace = trainer.workspace_memory(),
             .capacity = trainer.row_capacity(),
             .most_wanted = trainer.most_wanted(),
@@ -57,7 +55,7 @@ std::string memory_text(const MemoryUse& memory) {
     const auto text = [](int64_t bytes) { return format_bytes(f64(bytes)); };
     return fmt::format(
         "{} of parameters, gradients, moments; reserved: {} for saved activations ({} used), {} of workspace",
-        text(sum_of(memory.parameters)), text(memory.saved_reserved), text(memory.saved_used),
+        text(sum_of(memory.parameters)), text(memory.saved_sums.reserved), text(memory.saved_sums.used),
         text(memory.workspace.reserved));
 }
 

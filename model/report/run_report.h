@@ -31,10 +31,9 @@ struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients
     // Kept from forward to backward; routed rows count with their reserved capacity.
     std::map<std::string, int64_t> saved;
-    int64_t saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
-    Trainer::MemorySums workspace;
-    Trainer::Rows capacity, most_wanted;  // routed rows
-    int64_t activations = 0;              // saved + workspace
+    Trainer::MemorySums saved_sums, workspace;  // Trainer::saved_memory, workspace_memory
+    Trainer::Rows capacity, most_wanted;        // routed rows
+    int64_t activations = 0;                    // saved + workspace
 };
 int64_t sum_of(const std::map<std::string, int64_t>& bytes);
 MemoryUse memory_of(const Trainer& trainer, int64_t activations);

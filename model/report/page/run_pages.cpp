@@ -133,13 +133,14 @@ std::string train_page(const RunTitle& title, const TrainResult& run) {
                                     device_count(title.provenance)),
                         title);
     page.fact("iterations", fmt::format("{} of {}", run.steps_done, config.training.train_iters));
-    json curves = json::array({curve(run.losses, {{"name", "train"}})}), lines = json::array();
-    if (!run.losses.y.empty())
+    const auto& [losses, held_out, routing, tensors] = run.sums;
+    json curves = json::array({curve(losses, {{"name", "train"}})}), lines = json::array();
+    if (!losses.y.empty())
         page.fact("training loss",
-                  fmt::format("{:.4f} to {:.4f} nats per token", run.losses.y.front(), run.losses.y.back()));
-    if (!run.held_out.y.empty()) {
-        page.fact("held out", evaluation_text(config, run.held_out.y.back()));
-        curves.push_back(curve(run.held_out, {{"name", "held out"}, {"points", true}}));
+                  fmt::format("{:.4f} to {:.4f} nats per token", losses.y.front(), losses.y.back()));
+    if (!held_out.y.empty()) {
+        page.fact("held out", evaluation_text(config, held_out.y.back()));
+        curves.push_back(curve(held_out, {{"name", "held out"}, {"points", true}}));
     }
     if (run.floor) lines.push_back({{"name", "entropy of the source"}, {"y", *run.floor}});
     const std::string part =
@@ -155,8 +156,8 @@ std::string train_page(const RunTitle& title, const TrainResult& run) {
                          {"saved", run.memory.saved},
                          {"workspace", run.memory.workspace.reserved}};
     page.set("memory", json::array({memory}));
-    if (!run.tensors.empty()) page.set("tensor_stats", run.tensors.heat());
-    if (!run.routing.empty()) page.set("routing", json::array({run.routing.group("Layers, over this run")}));
+    if (!tensors.empty()) page.set("tensor_stats", tensors.heat());
+    if (!routing.empty()) page.set("routing", json::array({routing.group("Layers, over this run")}));
     return page.html();
 }
 

@@ -19,16 +19,21 @@ struct RunTitle {
     const Provenance& provenance;
 };
 
+// What accumulates over the iterations of a run.
+struct RunSums {
+    Series losses, held_out;  // nats
+    RoutingHistory routing;
+    TensorHistory tensors;
+};
+
 struct TrainResult {
-    const Series &losses, &held_out;   // over iterations, nats
+    const RunSums& sums;
     std::optional<double> floor = {};  // entropy of the source
     int64_t steps_done = 0;
     int64_t first_step = 0;                     // of this start; the next two are from it on
     double seconds = 0, tokens_per_second = 0;  // all ranks
     const StepResult& last;
     const MemoryUse& memory;
-    const RoutingHistory& routing;
-    const TensorHistory& tensors;
 };
 std::string train_page(const RunTitle& title, const TrainResult& run);
 

@@ -105,8 +105,7 @@ TEST(RunReport, PluralsAndReservedMemory) {
     EXPECT_EQ(counted(2, "rank"), "2 ranks");
     MemoryUse memory;
     memory.parameters = {{"master", 1024}, {"moments", 2048}};
-    memory.saved_reserved = 4096;
-    memory.saved_used = 1024;
+    memory.saved_sums = {.reserved = 4096, .used = 1024};
     EXPECT_EQ(memory_text(memory),
               "3.00 KiB of parameters, gradients, moments; reserved: 4.00 KiB for saved "
               "activations (1.00 KiB used), 0 B of workspace");
