@@ -395,17 +395,18 @@ void Trainer::launch(Flight& flight) {
         for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m)
             fill_batch(Split::train, flight.step + first_batch_, m, batch_slot(flight, m));
     // A stage timer or --tensor-stats needs the step operation by operation, not as a graph.
-    if (captured_ && flight.tensor_stats == nullptr && !timer.enabled())
-        flight.known =
-            captured_->run(slot_of(flight.step), allocations(), stream_, [&] { return give_work(flight); });
-    else
-        flight.known = give_work(flight);
+    const auto work = [&] { return give_work(flight); };
+    const bool as_graph = captured_ && flight.tensor_stats == nullptr && !timer.enabled();
+    const CapturedSteps::Known known =
+        as_graph ? captured_->run(slot_of(flight.step), allocations(), stream_, work) : work();
+    flight.result.casts = known.casts;
+    flight.result.peak_bytes = known.peak_bytes;
     if (flight.tensor_stats != nullptr) flight.tensor_stats->end_iteration();
     flight.begun = begin;
     StepRecord& record = record_of(flight);
     record.mark(stream_);
-    flight.host_seconds = clock_seconds() - begin;
-    flight.host_stops = ops_->device().num_synchronisations() - stops;
+    flight.result.host_seconds = clock_seconds() - begin;
+    flight.result.host_stops = ops_->device().num_synchronisations() - stops;
     // Steps that the device finished while this one was launched: the host is the bottleneck, so a step takes
     // as long as a launch.
     for (Flight& earlier : flights_)
@@ -457,19 +458,14 @@ StepResult Trainer::take_result() {
 
 StepResult Trainer::result_of(const Flight& flight) {
     const StepRecord& record = record_of(flight);
-    StepResult result{.step = flight.step,
-                      .grad_norm = record.grad_norm(),
-                      .learning_rate = learning_rate(config_.training, update_of(flight)),
-                      .seconds = *flight.ended - std::max(flight.launched, last_end_),
-                      .host_seconds = flight.host_seconds,
-                      .host_stops = flight.host_stops,
-                      .tokens = tokens_of_step(),
-                      .redone = flight.redone,
-                      .redo_seconds = flight.redo_seconds,
-                      .wire = record.wire(),
-                      .casts = flight.known.casts,
-                      .peak_bytes = flight.known.peak_bytes,
-                      .stop_asked = record.stop_asked()};
+    StepResult result = flight.result;
+    result.step = flight.step;
+    result.grad_norm = record.grad_norm();
+    result.learning_rate = learning_rate(config_.training, update_of(flight));
+    result.seconds = *flight.ended - std::max(flight.launched, last_end_);
+    result.tokens = tokens_of_step();
+    result.wire = record.wire();
+    result.stop_asked = record.stop_asked();
     last_end_ = *flight.ended;
     if (StageTimer& timer = timer_of(flight); timer.enabled()) {
         timer.resolve();

@@ -173,11 +173,7 @@ private:
         int64_t step = 0;
         double launched = 0, begun = 0;  // clock_seconds(): first; last, where it is redone
         std::optional<double> ended;
-        int64_t redone = 0;
-        double redo_seconds = 0;
-        CapturedSteps::Known known;
-        double host_seconds = 0;
-        int64_t host_stops = 0;
+        StepResult result;      // what the host alone knows of it
         double loss_limit = 0;  // of the mean loss; the same however often the step is done
         TensorStats* tensor_stats = nullptr;
     };

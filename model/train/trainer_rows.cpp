@@ -128,8 +128,8 @@ void Trainer::redo() {
     for (Flight& flight : flights_) wait_for(flight);
     grow_rows();
     Flight& oldest = flights_.front();
-    ++oldest.redone;
-    oldest.redo_seconds += clock_seconds() - std::max(oldest.begun, last_end_);
+    ++oldest.result.redone;
+    oldest.result.redo_seconds += clock_seconds() - std::max(oldest.begun, last_end_);
     launch_again();
 }
 
