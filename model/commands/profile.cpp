@@ -4,7 +4,6 @@
 #include "model/commands/next_steps.h"
 #include "model/config/fields.h"
 #include "model/predict/require_fit.h"
-#include "model/profile/compare.h"
 #include "model/profile/run.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"

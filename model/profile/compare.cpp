@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // What the runs differ in, then old and new milliseconds of the layer, of the step and of each stage.
-#include "model/profile/compare.h"
-
 #include "kernels/core/error.h"
 #include "model/config/fields.h"
 #include "model/profile/profile.h"

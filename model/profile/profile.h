@@ -206,6 +206,14 @@ nlohmann::json profile_json(const Profile& profile, const Config& config);
 std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // "1.42x", the time of the first arm's layer over that of this one; "1.00x" for the first; or "not resolved"
 std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit = "x");
+// Two results of `profile`, stage by stage (`profile --compare OLD NEW`), of two files or run folders: the
+// recipes that both have, by name, and where each has one alone, those two. Throws Error(data) where one is
+// none of profile's, or where they share no recipe.
+struct ComparedProfiles {
+    std::string text, page;  // page: HTML
+};
+ComparedProfiles compare_profiles(const std::string& old_path, const std::string& new_path,
+                                  const Provenance& provenance);
 // Complete events in Chrome's trace format, for Perfetto: one process per rank, one thread per recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 
