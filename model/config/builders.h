@@ -114,7 +114,7 @@ ConfigField integer(std::string section, std::string key, Access at, IntegerRang
     ConfigField field{section, key, range.text(), std::move(doc)};
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const auto value = written.is_list ? std::nullopt : read_integer(written.items.at(0));
+        const auto value = read_integer(written.scalar());
         if (auto refusal = range.refusal(value)) return refusal;
         at(config) = static_cast<Number>(*value);
         return std::nullopt;
@@ -152,7 +152,7 @@ ConfigField number(std::string section, std::string key, Access at, NumberRange 
     ConfigField field{section, key, range.text(), std::move(doc)};
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const auto value = written.is_list ? std::nullopt : read_number<double>(written.items.at(0));
+        const auto value = read_number<double>(written.scalar());
         if (auto refusal = range.refusal(value)) return refusal;
         at(config) = *value;
         return std::nullopt;
@@ -185,7 +185,7 @@ ConfigField boolean(std::string section, std::string key, Access at, std::string
     ConfigField field{section, key, "true or false", std::move(doc)};
     field.get = [at](const Config& config) { return at(config) ? "true" : "false"; };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const auto value = written.is_list ? std::nullopt : read_truth(written.items.at(0));
+        const auto value = read_truth(written.scalar());
         if (!value) return refuse("true or false");
         at(config) = *value;
         return std::nullopt;
@@ -203,7 +203,7 @@ ConfigField joined(std::string section, std::string key, Access at, int64_t most
         return at(config) == 0 ? std::string("auto") : fmt::format("{}", at(config));
     };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const std::string text = written.is_list ? "" : written.items.at(0);
+        const std::string text = written.scalar();
         const auto truth = read_truth(text);
         const auto value = truth ? (*truth ? 2 : 1) : read_integer(text);
         if (text != "auto" && range.refusal(value)) return refuse("auto, or " + range.text());
@@ -266,7 +266,7 @@ ConfigField choice(std::string section, std::string key, Access at, Names names,
                                     : std::string("internal");  // recipe fp32 of the gradient tests
     };
     field.set = [at, names](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const auto index = written.is_list ? std::nullopt : index_of(written.items.at(0), names);
+        const auto index = index_of(written.scalar(), names);
         if (!index) return refuse_name(written.text(), names, "one of " + joined(names));
         at(config) = static_cast<Enum>(*index);
         return std::nullopt;
@@ -285,7 +285,7 @@ ConfigField choices(std::string section, std::string key, Access at, Names names
     };
     field.set = [at, names, want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         std::vector<Enum> values;
-        if (written.is_list || written.items.at(0) != "none") {
+        if (written.scalar() != "none") {
             for (const auto& item : written.items) {
                 const auto index = index_of(item, names);
                 if (!index) return refuse_name(item, names, want);

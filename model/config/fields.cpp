@@ -62,7 +62,7 @@ ConfigField recompute_modules() {
     field.set = [want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const auto flags = recompute_flags(config.recompute);
         for (bool* flag : flags) *flag = false;
-        if (!written.is_list && written.items.at(0) == "none") return std::nullopt;
+        if (written.scalar() == "none") return std::nullopt;
         for (const auto& item : written.items) {
             const auto index = index_of(item, kRecomputeModules);
             if (!index) return refuse_name(item, kRecomputeModules, want);
@@ -489,7 +489,7 @@ ConfigField control_arm_field() {
                "the noise floor: ulp, bf16 whose initial weights are one unit in the last place away; exact, "
                "bf16 with another order of summation, up to twice as slow; true is ulp, false none");
     field.set = [by_name = field.set](Config& config, const WrittenValue& written) {
-        const auto truth = written.is_list ? std::nullopt : read_truth(written.items.at(0));
+        const auto truth = read_truth(written.scalar());
         return by_name(config, truth ? WrittenValue{.items = {*truth ? "ulp" : "none"}} : written);
     };
     return field;

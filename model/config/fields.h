@@ -18,7 +18,8 @@ struct WrittenValue {
     bool is_list = false;
     std::vector<std::string> items;
 
-    std::string text() const;  // for messages: 5, [a, b]
+    std::string scalar() const { return is_list ? "" : items.at(0); }  // empty: a list
+    std::string text() const;                                          // for messages: 5, [a, b]
 };
 
 // Why a value does not fit its field.
