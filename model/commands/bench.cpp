@@ -173,7 +173,7 @@ int run_bench(const Options& all, ProcessGroup& world) {
     EtaEstimator eta(std::ssize(items));
     for (size_t i = 0; i < items.size(); ++i) {
         const double start = clock_seconds();
-        if (prints && items.size() > 1 && all.terminal.detail != Terminal::Detail::quiet) {
+        if (prints && items.size() > 1 && all.detail != Detail::quiet) {
             const auto left = eta.seconds_left();
             print_err(fmt::format("[{}/{}{}] {} {}\n", i + 1, items.size(),
                                   left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,

@@ -16,7 +16,7 @@ namespace {
 
 using builders::IntegerRange;
 using builders::NumberRange;
-using report::Terminal;
+using report::Detail;
 using validate::Ablation;
 
 // Options have the types and ranges of configuration keys: 5e3 is an integer, nan is no number. For
@@ -162,7 +162,7 @@ void CommandLine::add_run_options() {
         add_flag(command, "--force", options.where_short, predict::WhereShort::warn,
                  "start a run though it will not fit into memory");
     for (CLI::App* command : {train, validate, profile, bench, evaluate})
-        add_flag(command, "--quiet", options.terminal.detail, Terminal::Detail::quiet,
+        add_flag(command, "--quiet", options.detail, Detail::quiet,
                  command == bench      ? "no line for each row that is measured"
                  : command == evaluate ? "print warnings and the result only"
                                        : "print warnings and the result only; the log has every line");
@@ -176,7 +176,7 @@ void CommandLine::add_run_options() {
 }
 
 void CommandLine::add_train_options() {
-    add_flag(train, "--verbose", options.terminal.detail, Terminal::Detail::verbose,
+    add_flag(train, "--verbose", options.detail, Detail::verbose,
              "step lines with every field of Megatron-LM's")
         ->excludes("--quiet");
     add_key(train, "--weights", "checkpoint.pretrained_checkpoint",

@@ -66,7 +66,7 @@ struct Options {
     std::string command;                                    // as it was typed, for the results
     RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite
     FolderLock::Holder holder = FolderLock::Holder::keeps;  // is_replaced: --take-over
-    report::Terminal terminal;
+    report::Detail detail = report::Detail::normal;
     BackendKind backend = BackendKind::automatic;
     Placement placement;
 

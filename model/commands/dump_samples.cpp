@@ -52,7 +52,7 @@ int run_dump_samples(const Options& options, ProcessGroup& world) {
             "first iteration",
             config.checkpoint.load);
     RunFolder run_folder(run_folder_of(options, config.output.out), world);
-    report::RunLog log(world.rank(), options.terminal);
+    report::RunLog log(world.rank(), options.detail);
     if (!run_folder.note().empty()) log.line(run_folder.note());
     const auto source = open_data(config);
     report::report_data(log, config, *source);

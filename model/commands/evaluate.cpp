@@ -175,7 +175,7 @@ int run_evaluate(const Options& options, ProcessGroup& world) {
     require(windows > 0, ExitCode::usage, "training.eval_iters is 0: say how many windows with --windows");
     config.training.eval_iters = 1;
     RunFolder folder(run_folder_of(options, config.output.out), world);
-    RunLog log(world.rank(), options.terminal);
+    RunLog log(world.rank(), options.detail);
     if (!folder.note().empty()) log.line(folder.note());
     log.line(model.backend().note);
     const std::vector<Source> sources = sources_of(config, log);

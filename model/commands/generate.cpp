@@ -97,7 +97,7 @@ int run_generate(const Options& all, ProcessGroup& world) {
     check_config(model.config());
     const auto prompt =
         std::make_shared<Prompt>(tokens, model.config().model.vocab_size, model.config().model.seq_length);
-    report::RunLog log(world.rank(), report::Terminal{report::Terminal::Detail::quiet});
+    report::RunLog log(world.rank(), report::Detail::quiet);
     if (most > trained_length && world.rank() == 0)
         print_err(
             fmt::format("warning: up to {} tokens, and the model was trained on {} (model.seq_length)\n",

@@ -36,7 +36,7 @@ public:
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           steps_(profiled_steps(config_.profile) * std::ssize(arms_)),
           eta_(steps_),
-          log_(world.rank(), {.detail = Terminal::Detail::quiet}) {
+          log_(world.rank(), Detail::quiet) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
         profile_.model = run_name(options.config_path, options.hf_config);
@@ -107,7 +107,7 @@ private:
 
     // Shown on the terminal too, unless the user wants it quiet; log_.line is for the log alone.
     void print(std::string_view text) {
-        if (options_.terminal.detail == Terminal::Detail::quiet)
+        if (options_.detail == Detail::quiet)
             log_.line(text);
         else
             log_.result(text);

@@ -64,7 +64,7 @@ public:
           input_(existing("--input", replay_.input, ExitCode::data)),
           run_folder_(run_folder_of(options, config_.output.out), world),
           folder_(run_folder_.name()),
-          log_(world.rank(), options.terminal) {
+          log_(world.rank(), options.detail) {
         config_.output.out = run_folder_.name();
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         share_tokens();

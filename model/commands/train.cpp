@@ -286,7 +286,7 @@ private:
 }  // namespace
 
 int run_train(const Options& options, ProcessGroup& world) {
-    RunLog log(world.rank(), options.terminal);
+    RunLog log(world.rank(), options.detail);
     return TrainRun(options, world, log).run();
 }
 

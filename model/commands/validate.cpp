@@ -244,7 +244,7 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
       options_(options),
       arms_(make_arms(config_, options.ablation, world.size(), options.arms)),
       seeds_(options.seeds),
-      log_(world.rank(), options.terminal) {
+      log_(world.rank(), options.detail) {
     require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
             "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare; lower the "
             "one or raise the other",

@@ -109,7 +109,7 @@ int run_join(const Options& options, ProcessGroup& world) {
                 {});
     RunFolder run_folder(run_folder_of(options, config.output.out), world);
     config.output.out = run_folder.name();
-    RunLog log(world.rank(), options.terminal);
+    RunLog log(world.rank(), options.detail);
     if (!run_folder.note().empty()) log.line(run_folder.note());
     run_folder.keep();
     int status = 0;

@@ -13,7 +13,7 @@ void RunLog::line(std::string_view text) {
     for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
         end = text.find('\n', begin);
         const std::string_view one = text.substr(begin, end - begin);
-        write(one, terminal_.detail != Terminal::Detail::quiet || one.starts_with("warning:"));
+        write(one, detail_ != Detail::quiet || one.starts_with("warning:"));
     }
 }
 

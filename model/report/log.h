@@ -16,17 +16,14 @@
 
 namespace fp8flow::report {
 
-struct Terminal {
-    // quiet: warnings and the result; verbose: Megatron-LM's whole step line
-    enum class Detail : uint8_t { quiet, normal, verbose };
-    Detail detail = Detail::normal;
-};
+// What a terminal shows. quiet: warnings and the result; verbose: Megatron-LM's whole step line.
+enum class Detail : uint8_t { quiet, normal, verbose };
 
 // Prints on the first rank and appends to <out>/<name>; silent on other ranks. open() creates the file and
 // writes the earlier lines, so that a run that does not start leaves no file. The file has every line.
 class RunLog {
 public:
-    RunLog(int rank, Terminal terminal) : speaks_(rank == 0), terminal_(terminal) {}
+    RunLog(int rank, Detail detail) : speaks_(rank == 0), detail_(detail) {}
     void line(std::string_view text);
     void result(std::string_view text);  // what the run was started for
     // The same of a format and its arguments.
@@ -41,14 +38,14 @@ public:
     void open(const OutputFolder& folder, std::string_view name,
               LineFile::Start start = LineFile::Start::truncate);
 
-    Terminal::Detail detail() const { return terminal_.detail; }
+    Detail detail() const { return detail_; }
 
 private:
     void write(std::string_view text, bool shown);
     void print(std::string_view text);
 
     bool speaks_;
-    Terminal terminal_;
+    Detail detail_;
     std::vector<std::string> kept_;
     std::optional<LineFile> file_;
 };

@@ -160,8 +160,8 @@ StepValues values_of(const Config& config, double flops_per_token, const StepRes
     return values;
 }
 
-std::string step_line(const StepValues& values, std::optional<double> eta_seconds, Terminal::Detail detail) {
-    const bool verbose = detail == Terminal::Detail::verbose;
+std::string step_line(const StepValues& values, std::optional<double> eta_seconds, Detail detail) {
+    const bool verbose = detail == Detail::verbose;
     std::string text = verbose ? megatron_line(values) : short_line(values);
     if (eta_seconds) text += fmt::format(" | ETA{} {}", verbose ? ":" : "", format_clock(*eta_seconds));
     return text + (verbose ? " |" : "");

@@ -43,6 +43,6 @@ std::optional<double> shown(const StepField& field, const StepValues& values);
 
 // " iteration  10/100 | lm loss 4.1234 | grad norm 1.250 | lr 5.00E-05 | 812 ms | 2.52 k tok/s, ..." in at
 // most 160 columns; verbose: Megatron-LM's line.
-std::string step_line(const StepValues& values, std::optional<double> eta_seconds, Terminal::Detail detail);
+std::string step_line(const StepValues& values, std::optional<double> eta_seconds, Detail detail);
 
 }  // namespace fp8flow::report

@@ -87,7 +87,7 @@ TEST(RunReport, PassesTheWarningsOfTheDataOn) {
 TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
     TemporaryFolder folder;
     const OutputFolder out(folder.path("out"));
-    RunLog log(0, {.detail = Terminal::Detail::quiet});
+    RunLog log(0, Detail::quiet);
     testing::internal::CaptureStdout();
     log.line("a step");
     log.line("exchange: y\nwarning: x");

@@ -15,7 +15,7 @@ using namespace report;
 
 namespace {
 
-constexpr auto kVerbose = Terminal::Detail::verbose, kNormal = Terminal::Detail::normal;
+constexpr auto kVerbose = Detail::verbose, kNormal = Detail::normal;
 
 Config small(int64_t iterations) {
     Config config;
