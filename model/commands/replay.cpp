@@ -153,7 +153,7 @@ private:
         const TensorSet::Item item = input_.find(name);
         const int64_t hidden = config_.model.hidden_size;
         std::vector<float> values(to_size(own_ * hidden));
-        read_floats(*item.entry, item.bytes(), first_ * hidden, values, ExitCode::data);
+        read_floats(*item.entry, item.bytes(), first_ * hidden, values);
         std::vector<Bf16> rounded(values.size());
         int64_t changed[2] = {0, 0};
         for (size_t i = 0; i < values.size(); ++i) {

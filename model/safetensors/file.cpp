@@ -38,22 +38,21 @@ void convert_all(std::span<const uint8_t> bytes, std::span<float> out, Convert c
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path, ExitCode code)
-    : path_(path), code_(code), file_(path, code) {
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(path, ExitCode::data) {
     std::array<uint8_t, 8> first{};
     const auto given = std::min<int64_t>(size(), first.size());
     file_.read(0, first.data(), given);
     const int64_t length =
-        header_length(std::span(first).first(static_cast<size_t>(given)), size(), path, code);
+        header_length(std::span(first).first(static_cast<size_t>(given)), size(), path, ExitCode::data);
     std::string text(static_cast<size_t>(length), '\0');
     file_.read(first.size(), text.data(), length);
-    header_ = parse_header(text, size(), path, code);
+    header_ = parse_header(text, size(), path, ExitCode::data);
     by_name_.reserve(header_.tensors.size());
     for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
     void* mapped =
         ::mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_PRIVATE, file_.descriptor(), 0);
-    require(mapped != MAP_FAILED, class_of(errno, code), "{}: cannot map {} bytes: {}", path, size(),
-            std::strerror(errno));
+    require(mapped != MAP_FAILED, class_of(errno, ExitCode::data), "{}: cannot map {} bytes: {}", path,
+            size(), std::strerror(errno));
     data_ = static_cast<const uint8_t*>(mapped);
 }
 
@@ -66,13 +65,13 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 
 std::span<const uint8_t> SafetensorsFile::bytes(const TensorEntry& entry) const {
     struct stat now {};
-    require(::fstat(file_.descriptor(), &now) == 0 && now.st_size >= size(), code_,
+    require(::fstat(file_.descriptor(), &now) == 0 && now.st_size >= size(), ExitCode::data,
             "{}: had {} bytes when it was opened, now {}: it was cut under us", path_, size(), now.st_size);
     return {data_ + header_.data_start + entry.begin, static_cast<size_t>(entry.bytes())};
 }
 
 void read_floats(const TensorEntry& entry, std::span<const uint8_t> bytes, int64_t first,
-                 std::span<float> out, ExitCode code) {
+                 std::span<float> out) {
     const int64_t width = size_of(entry.dtype), count = static_cast<int64_t>(out.size());
     FP8FLOW_CHECK(first >= 0 && count <= entry.numel() - first, "{}: elements {} to {} of {}", entry.name,
                   first, first + count, entry.numel());
@@ -88,8 +87,8 @@ void read_floats(const TensorEntry& entry, std::span<const uint8_t> bytes, int64
         case FileDType::e5m2: return convert_all<E5m2>(from, out, [](E5m2 x) { return to_float(x); });
         case FileDType::e8m0: return convert_all<uint8_t>(from, out, [](uint8_t x) { return e8m0_value(x); });
         default:
-            fail(code, "tensor \"{}\" is {}, want numbers of a floating-point type", printable(entry.name),
-                 describe(entry));
+            fail(ExitCode::data, "tensor \"{}\" is {}, want numbers of a floating-point type",
+                 printable(entry.name), describe(entry));
     }
 }
 

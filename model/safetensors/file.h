@@ -14,8 +14,8 @@ namespace fp8flow {
 
 class SafetensorsFile {
 public:
-    // Throws Error(code) with file, tensor and numbers unless the whole file is in order.
-    explicit SafetensorsFile(const std::string& path, ExitCode code = ExitCode::data);
+    // Throws Error(data) with file, tensor and numbers unless the whole file is in order.
+    explicit SafetensorsFile(const std::string& path);
     ~SafetensorsFile();
     SafetensorsFile(const SafetensorsFile&) = delete;
     SafetensorsFile& operator=(const SafetensorsFile&) = delete;
@@ -31,15 +31,14 @@ public:
 
 private:
     std::string path_;
-    ExitCode code_;
     InputFile file_;
     const uint8_t* data_ = nullptr;
     SafetensorsHeader header_;
     std::unordered_map<std::string_view, size_t> by_name_;  // into header_.tensors
 };
 
-// Elements first .. first + count of a tensor as floats. Throws Error(code) for integer and boolean tensors.
+// Elements first .. first + count of a tensor as floats. Throws Error(data) for integer and boolean tensors.
 void read_floats(const TensorEntry& entry, std::span<const uint8_t> bytes, int64_t first,
-                 std::span<float> out, ExitCode code);
+                 std::span<float> out);
 
 }  // namespace fp8flow

@@ -31,14 +31,14 @@ bool is_plain_sibling(std::string_view name) {
 }
 
 // The file or index to open for a folder; `found`: the names of its .safetensors files.
-std::string model_of_folder(const fs::path& folder, ExitCode code, std::set<std::string>& found) {
+std::string model_of_folder(const fs::path& folder, std::set<std::string>& found) {
     std::error_code error, ignored;
     for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
         if (at->path().extension() == kEnding) found.insert(at->path().filename().string());
     for (const char* name : {kIndexName, kSingleName})
         if (fs::exists(folder / name, ignored)) return folder / name;
-    require(!error, class_of(error.value(), code), "{}: {}", folder.string(), error.message());
-    require(found.size() == 1, code,
+    require(!error, class_of(error.value(), ExitCode::data), "{}: {}", folder.string(), error.message());
+    require(found.size() == 1, ExitCode::data,
             "{}: holds {} .safetensors files and no {}, want one of the two; name a file", folder.string(),
             found.size(), kIndexName);
     return folder / *found.begin();
@@ -54,8 +54,8 @@ void throw_problems(const std::vector<std::string>& problems, ExitCode code) {
     throw Error(code, text);
 }
 
-std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file,
-                                               ExitCode code) {
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {
+    constexpr ExitCode code = ExitCode::data;
     const nlohmann::json json = parse_json(text, file, code);
     require(json.is_object(), code, "{}: is {}, want an object with weight_map", file, kind_of(json));
     require(json.contains(kMap), code, "{}: has no weight_map, which says in which file a tensor is", file);
@@ -78,14 +78,14 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
     return files;
 }
 
-TensorSet::TensorSet(const std::string& path, ExitCode code) : path_(path), code_(code) {
+TensorSet::TensorSet(const std::string& path) : path_(path) {
     std::error_code ignored;
     std::set<std::string> found;
-    const std::string model = fs::is_directory(path, ignored) ? model_of_folder(path, code, found) : path;
+    const std::string model = fs::is_directory(path, ignored) ? model_of_folder(path, found) : path;
     const fs::path place(model);
     folder_ = place.parent_path().string();
     if (place.extension() == ".json") {
-        file_of_ = parse_index(read_text_file(model, code), model, code);
+        file_of_ = parse_index(read_text_file(model, ExitCode::data), model);
         indexed_ = true;
     } else {
         const std::string name = place.filename().string();
@@ -104,7 +104,7 @@ std::vector<std::string> TensorSet::names() const {
 const SafetensorsFile& TensorSet::open(const std::string& file) const {
     auto& slot = files_[file];
     if (slot) return *slot;
-    auto opened = std::make_unique<SafetensorsFile>((fs::path(folder_) / file).string(), code_);
+    auto opened = std::make_unique<SafetensorsFile>((fs::path(folder_) / file).string());
     if (indexed_) {
         std::vector<std::string> problems;
         for (const TensorEntry& entry : opened->tensors()) {
@@ -117,7 +117,7 @@ const SafetensorsFile& TensorSet::open(const std::string& file) const {
             if (holder == file && opened->find(name) == nullptr)
                 problems.push_back(fmt::format("{}: tensor \"{}\" is missing, the index puts it here",
                                                opened->path(), printable(name)));
-        throw_problems(problems, code_);
+        throw_problems(problems, ExitCode::data);
         for (const TensorEntry& entry : opened->tensors())
             if (!file_of_.contains(entry.name)) unindexed_.push_back({opened.get(), &entry});
     }

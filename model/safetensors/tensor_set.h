@@ -17,10 +17,10 @@ class TensorSet {
 public:
     // `path`: a .safetensors file, an index (.json), or a folder that holds model.safetensors.index.json,
     // model.safetensors, or a single .safetensors file. An index may name only plain files next to it.
-    explicit TensorSet(const std::string& path, ExitCode code = ExitCode::data);
+    // Throws Error(data) where it cannot be read as such.
+    explicit TensorSet(const std::string& path);
 
     const std::string& path() const { return path_; }
-    ExitCode code() const { return code_; }
     std::vector<std::string> names() const;
     bool contains(const std::string& name) const { return file_of_.contains(name); }
 
@@ -42,7 +42,6 @@ private:
     const SafetensorsFile& open(const std::string& file) const;
 
     std::string path_, folder_;
-    ExitCode code_;
     bool indexed_ = false;
     std::map<std::string, std::string> file_of_;  // tensor -> plain file name
     std::vector<std::string> unread_;
@@ -50,8 +49,8 @@ private:
     mutable std::vector<Item> unindexed_;
 };
 
-// What an index file says: tensor -> plain file name. Throws Error(code).
-std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file, ExitCode code);
+// What an index file says: tensor -> plain file name. Throws Error(data).
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file);
 
 constexpr size_t kMostListedProblems = 100;
 // One Error(code) with a line per problem, at most kMostListedProblems and the number of the others; nothing

@@ -292,8 +292,9 @@ HfNames find_names(const TensorSet& set, int64_t layer, const std::string& famil
     const std::optional<HfNames> found = find_router(set, layer, families);
     if (!found) {
         const auto all = set.names();
-        fail(set.code(), "{}: no router of layer {} (model.layers.{}.mlp.gate.weight) among {} tensors{}: {}",
-             set.path(), layer, layer, all.size(),
+        fail(ExitCode::data,
+             "{}: no router of layer {} (model.layers.{}.mlp.gate.weight) among {} tensors{}: {}", set.path(),
+             layer, layer, all.size(),
              all.empty() ? "" : fmt::format(", e.g. \"{}\"", printable(all.front())), reason_of(all));
     }
     HfNames names = find_shared(set, *found, families);

@@ -46,7 +46,7 @@ struct HfNames {
 
 // Finds out how the tensors of a MoE layer are named, from the name of its router's weight. `layer`: its
 // number in the files; `family`: the names that are tried first, those of the other families follow. Throws
-// Error(set.code()) with the reason for layouts that are not supported.
+// Error(data) with the reason for layouts that are not supported.
 HfNames find_names(const TensorSet& set, int64_t layer, const std::string& family = {});
 
 // Rows [file_row, file_row + rows) of a tensor in a file are rows [row, row + rows) of a parameter; both are

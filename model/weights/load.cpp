@@ -65,7 +65,7 @@ public:
                                                 item.file->path(), printable(item.entry->name)));
     }
 
-    void finish() const { throw_problems(problems_, set_.code()); }
+    void finish() const { throw_problems(problems_, ExitCode::data); }
     int64_t tensors() const { return static_cast<int64_t>(wanted_.size()); }
     int64_t dequantised() const { return dequantised_; }
 
@@ -103,11 +103,11 @@ private:
 class PieceReader {
 public:
     PieceReader(const TensorSet& set, const WeightPiece& piece)
-        : piece_(piece), code_(set.code()), item_(set.find(piece.tensor)), bytes_(item_.bytes()) {
+        : piece_(piece), item_(set.find(piece.tensor)), bytes_(item_.bytes()) {
         if (item_.entry->dtype != FileDType::e4m3) return;
         const TensorSet::Item scales = set.find(scale_name(piece.tensor));
         scales_.resize(to_size(scales.entry->numel()));
-        read_floats(*scales.entry, scales.bytes(), 0, scales_, code_);
+        read_floats(*scales.entry, scales.bytes(), 0, scales_);
         matrix_rows_ = piece.shape[piece.shape.size() - 2];
     }
 
@@ -130,7 +130,7 @@ public:
 
 private:
     void read_file_rows(int64_t first, int64_t rows, std::span<float> out) const {
-        read_floats(*item_.entry, bytes_, first * piece_.cols, out.first(to_size(rows * piece_.cols)), code_);
+        read_floats(*item_.entry, bytes_, first * piece_.cols, out.first(to_size(rows * piece_.cols)));
         if (scales_.empty()) return;
         const int64_t scale_cols = ceil_div(piece_.cols, kScaleBlock),
                       scale_rows = ceil_div(matrix_rows_, kScaleBlock);
@@ -144,7 +144,6 @@ private:
     }
 
     const WeightPiece& piece_;
-    ExitCode code_;
     TensorSet::Item item_;
     std::span<const uint8_t> bytes_;
     std::vector<float> scales_;
@@ -226,7 +225,7 @@ void require_same_values(const TensorSet& set, const WeightPiece& embedding, con
             values[i].resize(to_size(rows * embedding.cols));
             readers[i].read(first, rows, values[i]);
         }
-        require(values[0] == values[1], set.code(),
+        require(values[0] == values[1], ExitCode::data,
                 "{}: tensor \"{}\" differs from \"{}\", and tied weights have one of them; set "
                 "model.untie_embeddings_and_output_weights: true to use both, or remove the tensor",
                 set.path(), head.tensor, embedding.tensor);
@@ -284,7 +283,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
             store.write_copies(*target.parameter);
     }
     device.synchronize();
-    throw_problems(problems, set.code());
+    throw_problems(problems, ExitCode::data);
     return {check.tensors(), check.dequantised()};
 }
 
@@ -356,7 +355,7 @@ HfNames names_of_model(const TensorSet& set, const Config& config, const std::st
     require(first_moe < static_cast<int64_t>(layers.size()), ExitCode::usage,
             "model.moe_layer_freq: has no MoE layer, want one with --weights");
     HfNames names = find_names(set, first_moe, family);
-    require(!names.only_block, set.code(),
+    require(!names.only_block, ExitCode::data,
             "{}: holds one MoE block alone, a model is wanted; one block: fp8flow replay", set.path());
     names.first_layer = 0;
     const auto first_dense = std::find(layers.begin(), layers.end(), 0) - layers.begin();

@@ -40,7 +40,7 @@ struct LoadedWeights {
 
 // `scopes`: names in the files that begin with one of them and that nothing wants are extra, but for `others`
 // and tables of the rotary embedding. A head that is tied to the embedding must equal it. Throws
-// Error(set.code()) with a line per problem; in the end also for values that are NaN or infinite. Each rank
+// Error(data) with a line per problem; in the end also for values that are NaN or infinite. Each rank
 // reads only what it holds. Where parameters are sharded the working copies are not written
 // (ParameterStore::write_all_copies).
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,

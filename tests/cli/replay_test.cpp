@@ -46,7 +46,7 @@ std::vector<float> floats(const TensorSet& set, const std::string& name) {
     const TensorSet::Item item = set.find(name);
     EXPECT_TRUE(static_cast<bool>(item)) << name;
     std::vector<float> values(static_cast<size_t>(item.entry->numel()));
-    read_floats(*item.entry, item.bytes(), 0, values, ExitCode::data);
+    read_floats(*item.entry, item.bytes(), 0, values);
     return values;
 }
 

@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             try {
                 read_floats(entry,
                             {data + header.data_start + entry.begin, static_cast<size_t>(entry.bytes())},
-                            first, {values, static_cast<size_t>(count)}, ExitCode::data);
+                            first, {values, static_cast<size_t>(count)});
             } catch (const Error& error) {  // integers
                 if (error.code() != ExitCode::data) throw;
             }

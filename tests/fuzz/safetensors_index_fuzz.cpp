@@ -6,7 +6,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     using namespace fp8flow;
     try {
-        const auto files = parse_index({reinterpret_cast<const char*>(data), size}, "f", ExitCode::data);
+        const auto files = parse_index({reinterpret_cast<const char*>(data), size}, "f");
         if (files.empty()) __builtin_trap();
         for (const auto& [tensor, file] : files)
             if (tensor.empty() || file.find('/') != std::string::npos ||

@@ -133,8 +133,7 @@ std::vector<float> floats(FileDType dtype, const std::string& bytes) {
                       0,
                       static_cast<int64_t>(bytes.size())};
     std::vector<float> out(static_cast<size_t>(entry.numel()));
-    read_floats(entry, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, 0, out,
-                ExitCode::data);
+    read_floats(entry, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, 0, out);
     return out;
 }
 
@@ -162,8 +161,7 @@ TEST(Safetensors, NumbersConvertExactly) {
     const std::string bytes = "_" + little(0x40400000, 4) + little(0x3F800000, 4);
     TensorEntry entry{"x", FileDType::f32, {2}, 0, 8};
     float second = 0;
-    read_floats(entry, {reinterpret_cast<const uint8_t*>(bytes.data()) + 1, 8}, 1, {&second, 1},
-                ExitCode::data);
+    read_floats(entry, {reinterpret_cast<const uint8_t*>(bytes.data()) + 1, 8}, 1, {&second, 1});
     EXPECT_EQ(second, 1.0f);
 }
 
