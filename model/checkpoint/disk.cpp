@@ -132,7 +132,7 @@ DiskHandle::~DiskHandle() {
 int DiskHandle::close() { return file_ < 0 ? 0 : disk_->close(std::exchange(file_, -1)); }
 
 void require_read(int64_t result, const std::string& what) {
-    // Read ends early with EIO, and what is neither file nor folder is refused by one of the others.
+    // EIO: a file ends too early; the others: it is missing, or is no file or folder.
     constexpr int kDamage[] = {ENOENT, ENOTDIR, ELOOP, EINVAL, EISDIR, ENXIO, EIO};
     if (result >= 0) return;
     const std::string text = what + ": " + reason(result);

@@ -50,12 +50,12 @@ private:
     int file_ = -1;
 };
 
-// The whole of it, however the calls cut it. 0 or minus the error number; -EIO where a file ends too early.
+// Repeat the call until all bytes are done. 0 or minus the error number; -EIO where a file ends too early.
 int write_all(Disk& disk, int file, const void* data, size_t bytes);
 int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset);
 std::string reason(int64_t result);  // the text of minus an error number
 
-// Neither read nor known to be damaged: this user may not read it, or the system cannot now. It may be whole.
+// It could not be read, and may be whole: this user may not read it, or the system cannot now.
 class Unreadable : public Error {
     using Error::Error;
 };

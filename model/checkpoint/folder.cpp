@@ -77,7 +77,7 @@ CheckpointManifest CheckpointFolder::manifest(int64_t step) const {
     return manifest;
 }
 
-// Its own files and the folder. Anything else in it, which we never make, stays: an error.
+// Removes the files of a checkpoint and the folder. Any other file in it stays, and is an error.
 void CheckpointFolder::remove_checkpoint(const std::string& name) {
     const DiskHandle folder(*disk_, disk_->open_folder(folder_.get(), name));
     check(folder.get(), name, "open it");

@@ -43,7 +43,7 @@ std::string body(const CheckpointManifest& manifest) {
     return json.dump(1, ' ', false, Json::error_handler_t::replace).substr(2) + "\n";
 }
 
-// These two throw std::exception. What they take beyond what body() writes is found when it is written again.
+// Both throw std::exception. Texts that body() would write differently are found by writing them again.
 uint64_t hex_word(const nlohmann::json& json) { return std::stoull(json.get<std::string>(), nullptr, 16); }
 int64_t whole(const nlohmann::json& json) { return whole_number(json).value(); }
 

@@ -22,7 +22,7 @@ namespace fp8flow::checkpoint {
 
 namespace {
 
-// As rank 0 sees it; the others take its answer.
+// Rank 0 lists the folder; the others take its answer.
 std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& world) {
     std::vector<int64_t> steps;
     on_all_ranks(world, [&] {
@@ -52,7 +52,7 @@ std::string text_of(FileDType dtype, const std::vector<int64_t>& shape) {
     return fmt::format("{}[{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
-// Frozen parameters may have no moments: those in the file are not read, and those that are missing are 0.
+// Frozen parameters may have no moments. Moments in the file are not read then; missing ones are 0.
 struct Frozen {
     bool then = false, now = false;
 
@@ -88,10 +88,10 @@ void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor
     throw_problems(problems, ExitCode::checkpoint);
 }
 
-// Of a version that compared token files by name and size, and did not compare model.seq_length.
+// Saved by a version that compared token files by name and size, and did not compare model.seq_length.
 bool is_old(const CheckpointManifest& saved) { return saved.seq_length == 0; }
 
-// Nothing where it is not one of this version.
+// Absent where this version cannot read it.
 std::optional<Config> saved_config(const CheckpointManifest& saved) {
     try {
         return parse_config(without_old_keys(saved.config), "checkpoint");
@@ -111,7 +111,7 @@ bool says_what_is_trained(const std::string& line) {
 }
 bool says_what_is_read(const std::string& line) { return line.starts_with("data."); }
 
-// Of the saved run and this one: lines of `counts`.
+// Keys that differ between the saved run and this one: lines for which `counts` is true.
 std::vector<std::string> changed_keys(const std::optional<Config>& saved, const Config& config,
                                       bool (*counts)(const std::string&)) {
     if (!saved) return {kOtherVersion};
@@ -133,8 +133,8 @@ void compare_configs(const CheckpointReader& reader, bool weights_alone, Resumed
     resumed.changed = changed_keys(saved, resumed.config, says_what_is_trained);
 }
 
-// What the saved run read, where data_path names all of it, unchanged, and more, and no other key of the data
-// differs.
+// The data of the saved run, if data_path names all of it, unchanged, and more, and no other key of the data
+// differs; else null.
 std::shared_ptr<const data::TokenSource> data_before(const CheckpointManifest& saved,
                                                      const std::optional<Config>& before,
                                                      const Config& config) {
@@ -153,8 +153,8 @@ std::shared_ptr<const data::TokenSource> data_before(const CheckpointManifest& s
     return is_same ? source : nullptr;
 }
 
-// The position in the data is a number of samples: it means something for the same windows in the same order
-// alone. More data have another order, which begins: the data before.
+// The position in the data is a number of samples. It has a meaning only for the same windows in the same
+// order. If there are more data now, their order begins at its start, and the data before are returned.
 std::shared_ptr<const data::TokenSource> check_position(const CheckpointReader& reader, const Config& config,
                                                         const data::TokenSource& data) {
     const CheckpointManifest& saved = reader.manifest();
@@ -199,7 +199,7 @@ std::vector<uint8_t> each_as(const std::vector<uint8_t>& bytes, Convert convert)
     }
     return result;
 }
-// Moments in the other type: FP32 to the nearest BF16, or BF16 as it is.
+// Moments in the other type: FP32 rounded to the nearest BF16, or BF16 widened.
 std::vector<uint8_t> converted(const std::vector<uint8_t>& bytes, FileDType from) {
     if (from == FileDType::bf16)
         return each_as<Bf16, float>(bytes, [](Bf16 value) { return to_float(value); });
@@ -231,8 +231,8 @@ struct Chosen {
     std::vector<int64_t> refused_steps;
 };
 
-// The newest that passes; what is damaged is kept under another name, out of the way of this run's own
-// checkpoints. One that cannot be read may be whole: an older one in its place would be another past.
+// The newest that passes. Damaged ones are kept under another name, so that this run can save its own. One
+// that cannot be read may be whole, so no older one is taken in its place.
 std::optional<Chosen> newest_whole(const CheckpointFolder& folder, ProcessGroup& world,
                                    const Accept& accept) {
     const std::vector<int64_t> steps = steps_of(folder, world);

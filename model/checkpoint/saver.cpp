@@ -134,7 +134,7 @@ CheckpointManifest::File CheckpointSaver::write_file(const Pending& pending) con
     return file;
 }
 
-// What the threads of this rank have done since the last poll.
+// Takes what the threads of this rank have done since the last poll.
 void CheckpointSaver::look_at_threads() {
     Pending& p = *pending_;
     try {
@@ -214,7 +214,7 @@ void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
     });
 }
 
-// Nobody writes any more. The text of the lowest rank that failed goes to all.
+// No rank writes any more. All ranks throw the error of the lowest rank that failed.
 void CheckpointSaver::give_up(const std::vector<Report>& reports) {
     const auto failed = std::ranges::find(reports, Phase::failed, &Report::phase);
     std::string text = pending_->error;

@@ -23,8 +23,8 @@ std::string name_of_expert(const std::string& parameter, int64_t expert) {
            parameter.substr(at + kExperts.size() - 1);
 }
 
-// Expert e's tensors go round the ranks that have it; what all ranks have goes to the one with the least so
-// far, in the order of the list. A slice is its rank's.
+// The ranks that have an expert own its tensors in turn. A tensor that all ranks have goes to the rank with
+// the fewest bytes so far, in the order of the list. A slice belongs to the rank that has it.
 void choose_owners(std::vector<StateTensor>& state, const RankLayout& layout) {
     const int64_t replicas = layout.world_size / layout.expert_parallel_size;
     std::vector<int64_t> load(static_cast<size_t>(layout.world_size)), turn(load.size());
@@ -50,7 +50,7 @@ int64_t product(const std::vector<int64_t>& shape) {
     return numel;
 }
 
-// One of the three tensors of a parameter, or of one of its experts: elements [begin, begin + numel) of it.
+// A tensor of the state: elements [begin, begin + numel) of a parameter, or of one of its moments.
 struct Whole {
     std::string name;
     std::vector<int64_t> shape;

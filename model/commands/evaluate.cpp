@@ -103,8 +103,8 @@ private:
     std::vector<float> losses_;
 };
 
-// All data, then each entry of data.data_path, if their held-out parts together are that of all data: text of
-// a single file is divided differently than text of many files.
+// All data, then each entry of data.data_path. The entries are left out if their held-out parts together are
+// not that of all data: text of one file is divided in another way than text of many files.
 std::vector<Source> sources_of(const Config& config, RunLog& log) {
     std::vector<Source> sources = {{"all", open_data(config)}};
     const std::vector<std::string> paths = paths_of(config.data.data_path);

@@ -55,8 +55,8 @@ std::vector<int32_t> prompt_of(const GenerateOptions& options, const Config& con
     return tokens;
 }
 
-// Serial, one window on rank 0; and where the recipe can, the order of sums that does not depend on the
-// ranks.
+// Serial, with one window on rank 0. If the recipe can, the order of sums is the one that does not depend on
+// the number of ranks.
 void adapt(Config& config, int64_t tokens) {
     constexpr int64_t kMultiple = 128;
     config.model.seq_length = round_up(tokens, kMultiple);

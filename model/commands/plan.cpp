@@ -30,8 +30,8 @@ Config read_config(const Options& options, std::optional<int64_t> gpus) {
     return load_config(options.config_path, options.overrides, gpus, options.hf_config);
 }
 
-// With --gpus, a global batch that so many ranks do not share evenly is planned as the next larger one that
-// they do, and the output says so.
+// With --gpus, a global batch that cannot be divided evenly over the ranks is rounded up to one that can, and
+// the output says so.
 Config config_for(const Options& options, std::optional<int64_t> gpus) {
     if (!gpus) return read_config(options, gpus);
     Config config = read_config(options, std::nullopt);

@@ -84,7 +84,7 @@ public:
         if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)
             log_.line("note: schedule.cuda_graph_impl: nothing is captured on the reference backend");
         begin();
-        // A run that is resumed keeps what it had.
+        // A resumed run keeps the value that it had.
         if (!joined.empty() && config_.precision.moe_wgrad_micro_batches == decided) log_.line(joined);
         eta_.emplace(config_.training.train_iters - first_step_);
         if (!folder_.is_first_rank()) return;

@@ -13,7 +13,7 @@ namespace fp8flow::data {
 
 class BatchFeed {
 public:
-    // Room for `max_tokens` tokens in each of `num_slots` slots.
+    // Each of `num_slots` slots has the capacity for `max_tokens` tokens.
     BatchFeed(Device& device, int64_t seq_length, int64_t max_tokens, int64_t num_slots);
     static int64_t slot_bytes(int64_t max_tokens);
     ~BatchFeed();

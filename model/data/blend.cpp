@@ -17,7 +17,7 @@ namespace fp8flow::data {
 
 namespace {
 
-// Where the entry is no path.
+// Absent where the entry is a path.
 std::optional<double> weight_of(const std::string& entry) {
     double weight = 0;
     const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), weight);

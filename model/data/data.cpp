@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Windows over a stream of tokens, their shuffle, and the share of each rank in a global batch.
+// Windows over a stream of tokens, their order, and the share of each rank in a global batch.
 #include "model/data/data.h"
 
 #include "kernels/core/error.h"

@@ -23,8 +23,8 @@ namespace {
 
 bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") != std::string::npos; }
 
-// Called for a folder of a pattern that cannot be opened; not zero ends the search. One that is not there
-// holds no match.
+// Called for each folder of a pattern that cannot be opened; a result other than 0 ends the search. A folder
+// that does not exist has no match.
 int refuse_unreadable(const char*, int error) { return error == ENOENT || error == ENOTDIR ? 0 : 1; }
 
 class Lister {
@@ -95,7 +95,7 @@ private:
     }
 
     void add_glob(const std::string& pattern) {
-        // Relative paths begin where the wildcards do: everything before is where the data happens to lie.
+        // Relative paths begin where the wildcards begin: the part before them is only a place.
         fs::path base;
         for (const fs::path& part : fs::path(pattern)) {
             if (has_wildcard(part.string())) break;

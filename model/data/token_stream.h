@@ -18,7 +18,7 @@ class TokenFile : public InputFile {
 public:
     explicit TokenFile(const std::string& path);
 };
-// Throws Error(data) unless it has the bytes that `why` comes to, as "2 tokens x 4 bytes".
+// Throws Error(data) unless the file has `expected` bytes. `why`: their sum as text, "2 tokens x 4 bytes".
 void require_size(const TokenFile& file, const std::string& path, int64_t expected, const std::string& why);
 
 enum class TokenType : uint8_t { u8, u16, u32, i16, i32, i64 };
@@ -31,7 +31,7 @@ struct TokenRun {
     int64_t begin = 0;    // byte of the file's first token
     int64_t skipped = 0;  // tokens of the file before the first of these
     int64_t tokens = 0;
-    int64_t file_bytes = 0;  // another size later: the file has changed
+    int64_t file_bytes = 0;  // at the start; a file with another size later has changed
 };
 
 class TokenStream {
@@ -86,7 +86,7 @@ protected:
     uint64_t fingerprint_ = 0;  // of names and sizes
 
 private:
-    static constexpr int64_t kBytesOfContent = int64_t{64} << 20;  // a moment to read, also over a network
+    static constexpr int64_t kBytesOfContent = int64_t{64} << 20;  // fast to read, also over a network
 
     std::array<TokenStream, 2> parts_;
     int64_t vocab_size_, check_at_start_bytes_;

@@ -90,7 +90,6 @@ struct RunPlan {
 // Throws Error(usage) if the configuration is not legal on that many GPUs, or its sizes cannot be counted.
 RunPlan make_plan(const Config& config, int64_t gpus);
 
-// The parts, for tests and for `profile`.
 // Throws Error(usage) if parameters or rows exceed what 63 bits count: the functions below rely on it.
 void check_countable(const Config& config);
 // The projections [n, k] of attention in one layer, none without attention. Those of mla_up_proj run again.

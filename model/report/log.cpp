@@ -28,7 +28,7 @@ void RunLog::write(std::string_view text, bool shown) {
         kept_.emplace_back(text);
 }
 
-// A run outlives its terminal, or the reader of its pipe.
+// If the terminal or the reader of the pipe has gone, the run continues.
 void RunLog::print(std::string_view text) {
     if (std::ferror(stdout) != 0) return;
     const std::string shown = std::string(text) + "\n";

@@ -23,7 +23,7 @@ public:
 
     explicit Table(std::vector<Column> columns);
     using Headers = std::vector<std::string>;
-    Table(const Headers& left, const Headers& right, const Headers& last = {});  // last: left again
+    Table(const Headers& left, const Headers& right, const Headers& last = {});  // last: left-aligned
 
     void add_row(std::vector<std::string> cells);  // one cell per column
     void add_rule();                               // a line before the next row, e.g. above a total

@@ -84,7 +84,7 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
 
 std::shared_ptr<const TokenSource> open_data(const Config& config) {
     auto source = make_source(config);
-    // Now, not after the last step.
+    // Checked now, not after the last step.
     require(config.training.eval_iters == 0 || source->samples_per_epoch(Split::held_out) > 0, ExitCode::data,
             "data.data_path: nothing to evaluate on with training.eval_iters = {} (set it to 0, or add "
             "held-out files): {}",

@@ -20,7 +20,7 @@ int64_t grown(int64_t capacity, int64_t wanted, int64_t worst) {
     return std::min(worst, round_up(rows, kBlock));
 }
 
-// Scales `bytes` from rows_now to `rows` rows.
+// Bytes for `rows` rows, if rows_now rows take `bytes`.
 int64_t bytes_of(int64_t bytes, int64_t rows, int64_t rows_now) {
     const double ratio = f64(rows) / f64(std::max<int64_t>(1, rows_now));
     return static_cast<int64_t>(std::ceil(f64(bytes) * ratio));

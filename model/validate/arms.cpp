@@ -81,7 +81,7 @@ void add_state_dtypes(std::vector<Arm>& arms, const std::string& name, const Con
     add(" + bf16 state", StateDtype::bf16, StateDtype::bf16);
 }
 
-// At commas outside brackets.
+// Splits at commas outside brackets.
 Names settings_of(const std::string& text) {
     Names settings = {""};
     int depth = 0;

@@ -80,7 +80,7 @@ void check_item(const RunFile& first, const RunFile& file, const std::string& it
          file.path, now, advice);
 }
 
-// Done or not, it can be compared with others.
+// Whether it can be compared with others, be its run done or not.
 bool is_run_file(const json& content) {
     if (!content.is_object()) return false;
     const auto of = [&](const char* item) { return content.value(item, json()); };

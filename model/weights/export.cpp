@@ -24,14 +24,14 @@ namespace {
 
 constexpr int64_t kMostCarriedBytes = int64_t{1} << 28;
 
-// A tensor of the file: one piece, or, of fused experts, several.
+// A tensor of the file: one piece, or several where experts are fused.
 struct Stored {
     TensorDeclaration tensor;
     std::vector<WeightPiece> pieces;
     TensorView values;
 };
 
-// Whole blocks alone: Transformers takes a matrix in other ones for one with blocks of another size.
+// Matrices of whole blocks only: Transformers would read any other as one with another block size.
 bool is_quantised(const ParameterSpec& spec, const WeightPiece& piece) {
     return spec.rank == 3 && piece.shape.end()[-1] % kScaleBlock == 0 &&
            piece.shape.end()[-2] % kScaleBlock == 0;
@@ -122,7 +122,7 @@ private:
     static int64_t count_nonzero(std::span<const float> values) {
         return std::count_if(values.begin(), values.end(), [](float value) { return value != 0; });
     }
-    // Of what the parameter has and the file has not.
+    // `lost`: values that the parameter has and the file has no place for.
     void require_zeros(const WeightPiece& piece, int64_t lost) const {
         require(
             lost == 0, ExitCode::usage,
@@ -200,7 +200,7 @@ std::optional<std::string> found_in(const std::vector<std::string>& folders, con
     return std::nullopt;
 }
 
-// What of a config.json says nothing about the layers: special tokens, and how the router is trained.
+// Copies the keys that do not describe layers: special tokens, and how the router is trained.
 std::string with_carried(const std::string& config_json, const ExportChoice& choice) {
     const auto path = found_in(choice.sources, "config.json");
     auto json = nlohmann::ordered_json::parse(config_json);

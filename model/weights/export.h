@@ -15,7 +15,7 @@ namespace fp8flow::weights {
 struct ExportChoice {
     HfNames names;
     ExportFormat format = ExportFormat::bf16;
-    std::string config_json;                // that goes with them; empty: no family is this model as a whole
+    std::string config_json;                // of the model; empty: no family describes it as a whole
     std::vector<std::string> sources = {};  // folders with the files to carry (kCarriedFiles)
 };
 

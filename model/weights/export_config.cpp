@@ -133,7 +133,7 @@ Json config_as(const Config& config, const HfFamily& family) {
     return json;
 }
 
-// Of this program alone, or compared apart (moe_layer_freq).
+// Keys of this program alone; moe_layer_freq, which is compared separately.
 constexpr std::string_view kNotInTheFile[] = {"model.seq_length",
                                               "model.make_vocab_size_divisible_by",
                                               "model.moe_layer_freq",
@@ -145,7 +145,7 @@ constexpr std::string_view kNotInTheFile[] = {"model.seq_length",
                                               "moe.moe_router_dtype",
                                               "moe.moe_combine_order"};
 
-// Of the other kind of attention.
+// Whether `key` belongs to the kind of attention that the model does not have.
 bool is_unread(const ModelSpec& m, std::string_view key) {
     constexpr std::string_view kHeads[] = {"model.num_query_groups", "model.kv_channels",
                                            "model.qk_layernorm"},

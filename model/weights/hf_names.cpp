@@ -107,7 +107,7 @@ private:
         add(prefix + name, {rows, theirs}, 0, rows);
         if (theirs < ours) pieces_.back().wider = ours;
     }
-    // Of heads of which a part rotates: ours has it in front of both halves.
+    // Where a part of a head rotates: our heads have that part in front of both halves.
     std::vector<int64_t> head_order() const {
         const int64_t rotated = rotated_dims(model_);
         if (rotated == 0 || rotated == model_.kv_channels) return {};
@@ -117,7 +117,7 @@ private:
         whole(tensor);
         pieces_.back().order = head_order();
     }
-    // Multi-latent attention but its output; in the files the pairs that rotate are neighbours.
+    // Multi-latent attention without its output. In the files the pairs that rotate are neighbours.
     bool latent(const std::string& prefix, const std::string& name) {
         constexpr std::pair<std::string_view, const char*> kNames[] = {
             {"self_attention.linear_q_down_proj.weight", "q_a_proj.weight"},
@@ -177,7 +177,7 @@ private:
                 down(expert, store_.experts);
         }
     }
-    // One tensor after the other; ours has gate above up expert by expert.
+    // The files have all gates, then all ups; our parameter has gate above up, expert by expert.
     void stacked_gate_up(const std::string& prefix) {
         const int64_t width = spec_.shape[1] / 2, hidden = spec_.shape[2], all = moe_.num_experts * width;
         for (const auto& [name, part] : {std::pair("w1", 0), std::pair("v1", 1)})
@@ -204,7 +204,7 @@ private:
     int64_t row_ = 0;
 };
 
-// What the names of a file without a router that we know give away.
+// Why no router was found, as far as the names in the file show it.
 std::string reason_of(const std::vector<std::string>& names) {
     const auto any = [&](const char* part) {
         return std::ranges::any_of(names,

@@ -191,7 +191,7 @@ std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchang
 
 namespace {
 
-// `values` of a row of the tensor on, as far as they are here.
+// Copies `values`, which begin at `element` of the tensor, as far as this rank holds them.
 void copy_elements(const WeightTarget& target, int64_t element, const std::vector<float>& values,
                    Device& device) {
     const int64_t begin = std::max(element, target.first),
@@ -202,7 +202,7 @@ void copy_elements(const WeightTarget& target, int64_t element, const std::vecto
                    to_size(end - begin) * sizeof(float));
 }
 
-// Rows of a piece from `first` on; columns that the file does not have keep their zeros.
+// Copies rows of a piece from `first` on. Columns that the file does not have keep their zeros.
 void copy_rows(const WeightTarget& target, const WeightPiece& piece, int64_t first, int64_t rows,
                const std::vector<float>& values, Device& device) {
     const int64_t ours = piece.our_cols();
@@ -213,7 +213,7 @@ void copy_rows(const WeightTarget& target, const WeightPiece& piece, int64_t fir
     copy_elements(target, (piece.row + first) * ours, wider, device);
 }
 
-// A head that differs from the embedding is lost where the two are tied.
+// Where the two are tied, a head that differs from the embedding would be lost.
 void require_same_values(const TensorSet& set, const WeightPiece& embedding, const WeightPiece& head) {
     const PieceReader readers[] = {{set, embedding}, {set, head}};
     std::vector<float> values[2];
@@ -336,7 +336,7 @@ std::set<std::string> later_layers(const TensorSet& set, const HfNames& names, c
     return later;
 }
 
-// Tensors of an indexer, which chooses every key of a sequence that is not too long for it.
+// Tensors of an indexer. In sequences that are short enough for it, an indexer chooses every key.
 std::set<std::string> indexers(const TensorSet& set, const HfNames& names, const ImportedModel& model) {
     std::set<std::string> found;
     const HfFamily* const family = hf_family(model.family);

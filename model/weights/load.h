@@ -21,7 +21,7 @@ struct WeightTarget {
     Parameter* parameter = nullptr;  // gets its working copies afterwards, unless sharded; null: state
     int64_t first = 0;               // element of the tensor that values begin with
 };
-// Of all parameters of the store, and the given expert bias of layer `bias_layer` where there is one.
+// Of all parameters of the model, and of the expert biases that its routers have.
 std::vector<WeightTarget> targets_of(Transformer& model);
 // The same with whole tensors where the model has slices of them, by all ranks together. They are gathered in
 // the main gradients, which the next step overwrites, or in `scratch` where those are BF16.
@@ -48,7 +48,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<std::string>& scopes, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
-// Finds out the names of a whole model, HfNames::dense_width with them.
+// Finds out the names of a whole model, and HfNames::dense_width.
 HfNames names_of_model(const TensorSet& set, const Config& config, const std::string& family);
 
 // The folder that --weights or --hf-config names, or that its file is in.

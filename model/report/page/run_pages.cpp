@@ -59,7 +59,7 @@ Curves differences_of(const validate::Outcome& outcome, double decay) {
     return result;
 }
 
-// A line of 95 %, and a dot for each seed.
+// The 95 % interval as a line, and a dot for each seed.
 json interval_row(const validate::Outcome& outcome, const validate::Outcomes& outcomes) {
     const double half = outcome.training.half_width(), mean = outcome.training.mean;
     const bool known = std::isfinite(half);
