@@ -2,6 +2,7 @@
 """One MoE layer as a torch.nn.Module with gradients: router, dispatch, experts in the recipe's precision, combine; on one device."""
 import ctypes
 import itertools
+import threading
 import weakref
 
 import torch
@@ -16,6 +17,7 @@ HF_BLOCKS = {"Qwen3MoeSparseMoeBlock": "norm_topk_prob", "OlmoeSparseMoeBlock": 
 
 
 tickets = itertools.count(1)
+one_call = threading.Lock()  # of two threads with one layer, no forward comes between a call and what it is checked by
 optimizer_steps = 0  # of all optimizers: fused ones change parameters without their version counters
 
 
@@ -32,8 +34,9 @@ class MoELayer(torch.nn.Module):
 
     gate.weight [E, H], experts.gate_up_proj [E, 2F, H] (gate rows, then up rows) and experts.down_proj [E, H, F] are parameters, float32
     or bfloat16, all of one dtype; names and shapes are those of transformers' blocks. Rows are bfloat16 inside. The layer makes the copies
-    that its GEMMs read whenever a parameter may have changed: after a step of any torch optimizer, or where its address or version counter
-    is new; after a change through `.data` call `weights_changed()`. It keeps what the last forward saved: a backward belongs to the last forward.
+    that its GEMMs read whenever a parameter may have changed: after a step of any torch optimizer, or where its tensor, address or version
+    counter is new; after a change through `.data` call `weights_changed()`. It keeps what the last forward saved: a backward belongs to
+    the last forward.
     hidden_size and ffn_hidden_size are multiples of 128. max_tokens: tokens of the largest call, 0: grown as they come.
     """
 
@@ -144,11 +147,12 @@ class _Native:
                 and [w.shape for w in weights] == self.shapes and self._settings_of(module) == self.settings)
 
     def take(self, weights):
-        versions = [optimizer_steps, *((w.data_ptr(), w._version) for w in weights)]
-        if versions != self.versions:
+        # inference tensors have no version counter, and another tensor may come to lie at the address of one that is gone
+        versions = [optimizer_steps, *((w.data_ptr(), object() if w.is_inference() else w._version) for w in weights)]
+        if versions != self.versions or any(ref() is not w for ref, w in zip(self.copied, weights)):
             kept = [w.detach().contiguous() for w in weights]
             call("layer_set_weights", self.device, self.handle, ctypes.byref(CWeights(*[w.data_ptr() for w in kept])))
-            self.versions = versions
+            self.versions, self.copied = versions, [weakref.ref(w) for w in weights]
 
     def forward(self, x, y):
         call("layer_forward", self.device, self.handle, pointer(x.data_ptr()), pointer(y.data_ptr()), int64(len(x)))
@@ -168,9 +172,9 @@ def _destroy(handle, device):
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx, module, x, *weights):
-        native = module._ready(len(x), weights)
         y = torch.empty_like(x)
-        ticket = native.forward(x, y)
+        with one_call:
+            ticket = module._ready(len(x), weights).forward(x, y)
         ctx.module = module
         # the layer reads x again; where checkpointing repeats the forward, both are that one's
         ctx.save_for_backward(x, torch.tensor(ticket))
@@ -180,11 +184,12 @@ class _Run(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, ticket = ctx.saved_tensors
-        native = ctx.module._native
-        if native is None or int(ticket) != native.ticket:
-            raise RuntimeError("backward of a forward that another one of this MoELayer has followed: it keeps the last one's rows")
-        dx = torch.empty_like(x)
-        router, w1, w2 = (torch.empty(shape, dtype=dtype, device=native.device)
-                          for shape, dtype in zip(native.shapes, (torch.float32, native.dtype, native.dtype)))
-        native.backward(dy.contiguous(), dx, (router, w1, w2))
+        dy, dx = dy.contiguous(), torch.empty_like(x)
+        with one_call:
+            native = ctx.module._native
+            if native is None or int(ticket) != native.ticket:
+                raise RuntimeError("backward of a forward that another one of this MoELayer has followed: it keeps the last one's rows")
+            router, w1, w2 = (torch.empty(shape, dtype=dtype, device=native.device)
+                              for shape, dtype in zip(native.shapes, (torch.float32, native.dtype, native.dtype)))
+            native.backward(dy, dx, (router, w1, w2))
         return None, dx, router.to(native.dtype), w1, w2

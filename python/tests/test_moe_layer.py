@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """MoELayer in the place of transformers' blocks: values and gradients against the block in float64, and how torch uses a module."""
 import copy
+import threading
 
 import pytest
 import torch
@@ -145,6 +146,23 @@ def test_sees_new_weights(device, optimizer):
     assert torch.equal(after["y"], run(fresh, x, dy)["y"])
 
 
+def test_sees_weights_that_are_computed(device):
+    class Times(torch.nn.Module):
+        factor = 1
+
+        def forward(self, w):
+            return w * self.factor
+
+    layer, times, x = small(device), Times(), rows(device, T, H)
+    torch.nn.utils.parametrize.register_parametrization(layer.experts, "down_proj", times)
+    with torch.no_grad():
+        once = layer(x)
+        times.factor = 2  # the product may lie where the one before lay
+        assert torch.equal(layer(x), once * 2)
+    with torch.inference_mode():
+        assert torch.isfinite(small(device)(x)).all()  # parameters without version counters
+
+
 def test_grows_and_shrinks(device):
     layer = small(device, max_tokens=16)
     x = rows(device, T, H)
@@ -167,6 +185,23 @@ def test_backward_belongs_to_the_last_forward(device):
     y.sum().backward(retain_graph=True)
     with pytest.raises(fp8flow.Error, match="without a forward"):
         y.sum().backward()
+
+
+def test_two_threads(device, monkeypatch):
+    layer, x = small(device), rows(device, T, H)
+    second = threading.Thread(target=layer, args=(x[:8],))
+
+    def call_slowly(function, *arguments, call=fp8flow.moe_layer.call):
+        call(function, *arguments)
+        if function == "layer_forward" and threading.current_thread() != second:
+            second.start()
+            second.join(1)
+
+    monkeypatch.setattr(fp8flow.moe_layer, "call", call_slowly)
+    first = layer(x)
+    second.join()
+    with pytest.raises(RuntimeError, match="another one of this MoELayer has followed"):
+        first.sum().backward()
 
 
 def test_checkpointing(device):
