@@ -65,9 +65,8 @@ def documents(path, position, key, json_lines):
                 continue
             try:
                 text = json.loads(line)[key]
-                if not isinstance(text, str):
-                    raise TypeError
-            except (ValueError, TypeError, KeyError):
+                text.encode()  # JSON can hold half of a surrogate pair, which is no text
+            except (ValueError, TypeError, KeyError, AttributeError):
                 fail(f"{path}: the line that ends at byte {position} is no JSON object with a string under '{key}' (--key)")
             yield text, position
 
@@ -97,7 +96,10 @@ def tokenizer_of(model):
     path = os.path.join(model, "tokenizer.json") if os.path.isdir(model) else model
     if not os.path.isfile(path):
         fail(f"{path}: no such file; MODEL is a tokenizer.json or a folder with one")
-    tokenizer = tokenizers.Tokenizer.from_file(path)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the package has no class of its own
+        fail(f"{path}: no tokenizer: {error}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -155,22 +157,35 @@ def main():
     tokenizer, eod = load_tokenizer(options.model, options.eod)
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     code = "H" if vocab_size < 65500 else "i"  # as Megatron-LM chooses
+    width = array.array(code).itemsize
     paths = list(files_of(options.files))
     sizes = [os.path.getsize(path) for path in paths]
     made_from = {"tokenizer": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(), "eod": eod, "key": options.key,
                  "json_lines": options.json_lines, "files": list(map(list, zip(paths, sizes)))}
     bin_path, length_path, about_path = (options.out + ending for ending in (".bin", ".lengths", ".json"))
+    written = [os.path.realpath(path) for path in (bin_path, length_path, about_path, options.out + ".idx")]
+    for path in paths:
+        if os.path.realpath(path) in written:
+            fail(f"{path}: is among FILES, and --out {options.out} would write it: name another --out")
     os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
 
     state = {"at": [0, 0], "documents": 0, "tokens": 0, "bytes": 0, "left_out": 0}
     if os.path.exists(about_path) and not options.overwrite:
         with open(about_path) as file:
-            before = json.load(file)
+            try:
+                before = json.load(file)
+                before["made_from"], before["state"]
+            except (ValueError, TypeError, KeyError):
+                fail(f"{about_path}: exists, and is not a file of this script: name another --out")
         if before["made_from"] != made_from and before["state"]["documents"]:
             fail(f"{about_path}: tokens of other files or another tokenizer; --overwrite replaces them")
         if before["made_from"] == made_from:
             state = before["state"]
-        if state["at"][0] == len(paths) and os.path.exists(options.out + ".idx"):
+        finished = state["at"][0] == len(paths) and os.path.exists(options.out + ".idx")
+        for path, size in ((bin_path, state["tokens"] * width), (length_path, 0 if finished else state["documents"] * 4)):
+            if size > (os.path.getsize(path) if os.path.exists(path) else 0):
+                fail(f"{path}: has less than {about_path} counts; --overwrite makes all tokens again")
+        if finished:
             print(f"{options.out}: finished, {state['documents']} documents, {state['tokens']} tokens")
             return
         if state["documents"]:
@@ -184,7 +199,7 @@ def main():
         write_json(about_path, {"vocab_size": vocab_size, "made_from": made_from, "state": state})
 
     note()
-    width, total, began = array.array(code).itemsize, sum(sizes), time.time()
+    total, began = sum(sizes), time.time()
     done_before = sum(sizes[:state["at"][0]]) + state["at"][1]
     with open(bin_path, "ab") as tokens_file, open(length_path, "ab") as lengths_file:
         tokens_file.truncate(state["tokens"] * width)  # what an interrupted run wrote past its last note

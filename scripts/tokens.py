@@ -24,12 +24,16 @@ def main():
     tokenizer = tokenizer_of(options.model)
     text = sys.stdin.read() if options.text is None else options.text
     if options.action == "encode":
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            fail("the text is not UTF-8")
         print(*tokenizer.encode(text, add_special_tokens=False).ids, sep=",")
         return
     lines = text.strip().splitlines() or [""]
     try:
         print(tokenizer.decode([int(word) for word in lines[-1].split(",") if word]))
-    except ValueError:
+    except (ValueError, OverflowError):
         fail(f"'{lines[-1]}' is no list of token ids: 1,2,3")
 
 

@@ -15,6 +15,7 @@ namespace {
 
 // Ids are bytes; 256 ends a document. STOP_AFTER texts the process ends, as if killed.
 constexpr const char* kTokenizers = R"(
+import array
 import os
 seen = 0
 class Encoding:
@@ -33,7 +34,7 @@ class Tokenizer:
         if seen > int(os.environ.get("STOP_AFTER", 1 << 60)): os._exit(9)
         return [Encoding(text) for text in texts]
     def encode(self, text, add_special_tokens): return Encoding(text)
-    def decode(self, ids): return bytes(ids).decode()
+    def decode(self, ids): return bytes(array.array("I", ids).tolist()).decode()
 )";
 
 class PreprocessData : public ::testing::Test {
@@ -98,6 +99,11 @@ TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
             << ending;
     EXPECT_NE(preprocess("model text --out parts").out.find("finished, 4 documents"), std::string::npos);
     refuse("model text/a.txt --out parts", "--overwrite replaces them");
+    std::filesystem::resize_file(folder_.path("parts.bin"), 100);  // zeros would take their place
+    refuse("model text --out parts", "parts.bin: has less than parts.json counts; --overwrite makes");
+    EXPECT_EQ(preprocess("model text --out parts --overwrite").status, 0);
+    std::filesystem::remove(folder_.path("parts.idx"));
+    refuse("model text --out parts", "parts.lengths: has less than");
     EXPECT_EQ(preprocess("model text/a.txt --out parts --overwrite").status, 0);
 }
 
@@ -106,14 +112,25 @@ TEST_F(PreprocessData, TokensOfATextAndBack) {
     EXPECT_EQ(run(script + "encode model 'a b'").out, "97,32,98\n");
     EXPECT_EQ(run("printf 'warning: x\\n104,105\\n' | PYTHONPATH=python " + script + "decode model").out,
               "hi\n");
-    const std::string refused = failure(2, run(script + "decode model 1,x"));
-    EXPECT_NE(refused.find("tokens.py: '1,x' is no list of token ids"), std::string::npos) << refused;
+    for (const std::string ids : {"1,x", "1,-2"}) {
+        const std::string refused = failure(2, run(script + "decode model " + ids));
+        EXPECT_NE(refused.find("tokens.py: '" + ids + "' is no list of token ids"), std::string::npos)
+            << refused;
+    }
+    const std::string refused =
+        failure(2, run("printf 'a\377' | PYTHONPATH=python " + script + "encode model"));
+    EXPECT_NE(refused.find("tokens.py: the text is not UTF-8"), std::string::npos) << refused;
 }
 
 TEST_F(PreprocessData, Refuses) {
     folder_.write("bad.jsonl", "{\"text\": \"a\"}\n{\"body\": \"b\"}\n");
     refuse("model bad.jsonl --out out",
            "bad.jsonl: the line that ends at byte 28 is no JSON object with a string under 'text'");
+    folder_.write("half.jsonl", R"({"text": "\ud800"})");
+    refuse("model half.jsonl --out out", "half.jsonl: the line that ends at byte 18 is no JSON object");
+    folder_.write("list.json", "[1]");
+    refuse("model text --out list", "list.json: exists, and is not a file of this script");
+    refuse("model list.json --out list --overwrite", "--out list would write it: name another --out");
     refuse("model nothing --out out", "nothing: no such file or folder");
     refuse("model text/b.txt --out out", "the files hold no document");
     refuse("nowhere text --out out", "nowhere: no such file; MODEL is");
