@@ -4,6 +4,9 @@
 
 #include "kernels/core/error.h"
 
+#include <cmath>
+#include <cstdint>
+
 namespace fp8flow {
 
 namespace {
@@ -31,14 +34,20 @@ void check(const LoneLayerSpec& spec, const Exchange& exchange) {
           {"moe.moe_ffn_hidden_size", moe.moe_ffn_hidden_size},
           {"moe.moe_shared_expert_intermediate_size",
            moe.moe_shared_expert_intermediate_size == 0 ? kBlock : moe.moe_shared_expert_intermediate_size}})
-        require(value > 0 && value % kBlock == 0, ExitCode::usage, "{} is {}, want a multiple of {}", name,
-                value, kBlock);
-    require(spec.max_tokens > 0, ExitCode::usage, "max_tokens is {}, want at least 1", spec.max_tokens);
-    require(moe.num_experts > 0 && moe.num_experts % exchange.size() == 0, ExitCode::usage,
-            "moe.num_experts is {}, want a multiple of the {} ranks", moe.num_experts, exchange.size());
+        require(value > 0 && value <= INT32_MAX && value % kBlock == 0, ExitCode::usage,
+                "{} is {}, want a multiple of {} that fits 32 bits", name, value, kBlock);
+    require(spec.max_tokens > 0 && spec.max_tokens <= INT32_MAX, ExitCode::usage,
+            "max_tokens is {}, want 1 to {}", spec.max_tokens, INT32_MAX);
+    require(moe.num_experts > 0 && moe.num_experts <= INT32_MAX && moe.num_experts % exchange.size() == 0,
+            ExitCode::usage, "moe.num_experts is {}, want a multiple of the {} ranks that fits 32 bits",
+            moe.num_experts, exchange.size());
     require(moe.moe_router_topk > 0 && moe.moe_router_topk <= moe.num_experts, ExitCode::usage,
             "moe.moe_router_topk is {}, want 1 to moe.num_experts ({})", moe.moe_router_topk,
             moe.num_experts);
+    const auto scaling = static_cast<float>(moe.moe_router_topk_scaling_factor);
+    require(scaling > 0 && std::isfinite(scaling), ExitCode::usage,
+            "moe.moe_router_topk_scaling_factor is {}, want a number above 0",
+            moe.moe_router_topk_scaling_factor);
     require(moe.moe_aux_loss_coeff.size() == moe.moe_router_load_balancing_type.size(), ExitCode::usage,
             "moe.moe_aux_loss_coeff has {} values for {} balancing losses", moe.moe_aux_loss_coeff.size(),
             moe.moe_router_load_balancing_type.size());

@@ -212,7 +212,11 @@ static void layer(fp8flow_context* context, int weight_dtype) {
     spec.recipe = "fp4";
     EXPECT(fp8flow_layer_create(context, &spec, &one) == FP8FLOW_USAGE && one == NULL);
     EXPECT(strstr(fp8flow_last_error(), "fp4") != NULL);
-    spec.recipe = "bf16";
+    spec.recipe = "bf16", spec.topk_scaling = 0;  // left out: y would be 0
+    EXPECT(fp8flow_layer_create(context, &spec, &one) == FP8FLOW_USAGE && said("scaling_factor is 0, want"));
+    spec.topk_scaling = 1, spec.max_tokens = INT64_MAX / 2;  // the bytes of a tensor would not fit 64 bits
+    EXPECT(fp8flow_layer_create(context, &spec, &one) == FP8FLOW_USAGE && said("max_tokens is"));
+    spec.max_tokens = T;
     EXPECT(fp8flow_layer_create(context, &spec, &one) == FP8FLOW_OK);
 
     const size_t size = weight_dtype == FP8FLOW_F32 ? 4 : 2;
