@@ -26,6 +26,9 @@ Rule CastFlow::full_rule(Quantized tensor) const {
 
 void CastFlow::check_rules() const {
     Flow::check_rules();
+    const Rule weights = rule_of(Quantized::weights);
+    if (weights.rows != ScaleLayout::none || weights.columns != ScaleLayout::none)
+        refuse_rule(Quantized::weights, "scale layouts", "none: that of weights is in weight_format");
     for (const Quantized tensor : kCast) {
         const Rule rule = full_rule(tensor);
         const auto has = [&](ScaleLayout layout) { return rule.rows == layout || rule.columns == layout; };

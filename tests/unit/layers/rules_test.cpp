@@ -156,6 +156,10 @@ TEST(Rules, Refusals) {
          [](Quantized t, Rule& r) {
              if (t == Quantized::a) r.rows = ScaleLayout::tensor;
          }},
+        {Recipe::fp8_blockwise, "rule of weights: got scale layouts, want none",
+         [](Quantized t, Rule& r) {
+             if (t == Quantized::weights) r.rows = ScaleLayout::row;
+         }},
         {Recipe::fp8_blockwise, "rule of x: got scales fp32 with mx32, want pow2",
          [](Quantized t, Rule& r) {
              if (t == Quantized::x) r.columns = ScaleLayout::mx32, r.scales = ScaleFormat::fp32;
