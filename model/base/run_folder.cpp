@@ -33,7 +33,7 @@ bool is_written_by_runs(const std::string& name) {
     static const std::regex names(
         R"((train|validate|profile|replay)\.log|config\.yaml|loss\.(svg|jsonl)|)"
         R"((metrics|tensor_stats)\.jsonl|samples\.npy|)"
-        R"((calibration|validate|profile|replay|run)\.json|routing\.safetensors|)"
+        R"((calibration|evaluate|validate|profile|replay|run)\.json|routing\.safetensors|)"
         R"((ablation|profile|timeline)\.svg|bench\.(csv|json|md|svg|txt)|replay\.safetensors|)"
         R"((intermediates|trace)\.rank\d+\.(safetensors|json))");
     return std::regex_match(name, names) || std::ranges::find(kFilesOfTheEnd, name) != kFilesOfTheEnd.end();

@@ -163,10 +163,12 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
                 before.insert(name);
         EXPECT_FALSE(before.empty());
     }
-    for (const char* name : {"out/notes.txt", "out/tb/notes.txt"}) folder_.write(name, "mine");
+    for (const char* name : {"out/notes.txt", "out/tb/notes.txt", "out/evaluate.json"})
+        folder_.write(name, "mine");
     run(commands[4]);
     run(commands[4]);
     EXPECT_EQ(tree_of(folder_.path("out")).count("samples.npy"), 1u);
+    EXPECT_EQ(tree_of(folder_.path("out")).count("evaluate.json"), 0u);  // `evaluate out` writes it
     for (const char* name : {"out/notes.txt", "out/tb/notes.txt"})
         EXPECT_EQ(read_whole(folder_.path(name)), "mine");
 }
