@@ -400,6 +400,9 @@ void CommandLine::parse(int argc, char** argv, const JobStart& job) {
 void CommandLine::complete_trained_options() {
     require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
             "want a run's folder, a configuration (see configs/), or --hf-config config.json");
+    // A run's config.yaml has what `auto` chose for its recipe. There is no backward, and another recipe may
+    // refuse it.
+    options.overrides.insert(options.overrides.begin(), "precision.moe_wgrad_micro_batches=auto");
     std::error_code error;
     if (!std::filesystem::is_directory(options.config_path, error)) return;
     options.run = options.config_path;

@@ -81,6 +81,15 @@ TEST_F(TrainedOnAPeriod, EvaluationIsThatOfTheRunOnAnyRanks) {
     EXPECT_TRUE(std::filesystem::exists(folder_->path("run/config.yaml")));
 }
 
+TEST_F(TrainedOnAPeriod, EveryRecipeEvaluatesARun) {
+    const auto trained = evaluation(2).at("sources").at(0);
+    for (const char* recipe : {"bf16", "fp8_tensorwise", "fp8_rowwise"}) {
+        const auto all = evaluation(2, {"--set", std::string("precision.recipe=") + recipe});
+        EXPECT_EQ(all.at("recipe"), recipe);
+        EXPECT_NEAR(all.at("sources").at(0).at("loss").get<double>(), trained.at("loss").get<double>(), 0.05);
+    }
+}
+
 // All held-out windows once, in micro-batches of which the last is not full.
 TEST_F(TrainedOnAPeriod, SourcesAddUpToAll) {
     const auto sources = evaluation(2, {"--windows", "1e6"}).at("sources");
