@@ -26,7 +26,7 @@ fi
 [[ -f $config ]] || die 2 "config file not found: $config"
 for argument in "$@"; do  # a misspelt option is found before the build, not after it
     name=${argument%%=*}
-    if [[ $name == --* ]] && ! grep -qF "\"$name\"" "$root/model/commands/main.cpp"; then no_arguments "$name"; fi
+    if [[ $name == --* ]] && ! grep -qF "\"$name\"" "$root/model/commands/command_line.cpp"; then no_arguments "$name"; fi
 done
 
 "$root/scripts/setup_deps.sh" build

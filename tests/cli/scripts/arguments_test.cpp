@@ -61,5 +61,19 @@ TEST(Scripts, ArgumentsForOthersAreCheckedFirst) {
     }
 }
 
+// In a folder that has only what it reads before the build: the next thing that is missing is the build's.
+TEST(Scripts, TrainTakesTheOptionsOfTheProgram) {
+    const TemporaryFolder folder;
+    fs::create_directory(folder.path("scripts"));
+    for (const char* name : {"scripts/train.sh", "scripts/common.sh", "model", "configs"})
+        fs::create_symlink(kRoot + "/" + name, folder.path(name));
+    for (const char* option : {"--set", "--out=a", "--resume", "--export=bf16", "--quiet", "--plugin"}) {
+        const CommandResult result =
+            RunningCommand({folder.path("scripts/train.sh"), "-n", "1", option}, folder.path())
+                .wait(kSeconds);
+        expect_contains(result.err, "setup_deps.sh: No such file");
+    }
+}
+
 }  // namespace
 }  // namespace fp8flow
