@@ -14,10 +14,18 @@ namespace {
 Config read(const Options& options) {
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     CheckpointSpec& from = config.checkpoint;
-    if (!options.weights.empty()) {
+    const auto is_asked = [&](const char* key) {  // not of the run's own configuration
+        const auto origin = config.origin.find(key);
+        return origin != config.origin.end() && origin->second == "--set";
+    };
+    const bool has_load = is_asked("checkpoint.load");
+    std::string weights = options.weights;
+    if (weights.empty() && !has_load && is_asked("checkpoint.pretrained_checkpoint"))
+        weights = from.pretrained_checkpoint;
+    if (!weights.empty()) {
         from.load.clear();
-        from.pretrained_checkpoint = options.weights;
-    } else if (!options.run.empty() || from.load == "auto") {
+        from.pretrained_checkpoint = weights;
+    } else if ((!options.run.empty() && !has_load) || from.load == "auto") {
         const std::string run = options.run.empty() ? config.output.out : options.run;
         from.load = from.save.empty() ? run : from.save;
     }

@@ -140,6 +140,8 @@ TEST_F(TrainedOnAPeriod, WhatIsMissingIsSaid) {
                     "scripts/tokens.py");
     expect_contains(error({"evaluate"}), "want a run's folder, a configuration");
     expect_contains(error({"evaluate", "run", "--set", "training.eval_iters=0"}), "with --windows");
+    for (const char* key : {"checkpoint.load", "checkpoint.pretrained_checkpoint"})  // not the run's newest
+        expect_contains(error({"evaluate", "run", "--set", std::string(key) + "=nowhere"}), "nowhere");
     const CommandResult fresh = succeeded(run(1, {"evaluate", config_file("test"), "--out", "fresh"}));
     expect_contains(fresh.out, "warning: the weights are as initialised");
     expect_contains(fresh.out, "unknown");  // bits per byte
