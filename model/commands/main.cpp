@@ -63,6 +63,8 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
         }
     } catch (const std::exception& e) {
         message = e.what();
+    } catch (...) {  // of a plugin
+        message = "an exception of unknown type";
     }
     return static_cast<int>(ExitCode::internal);
 }

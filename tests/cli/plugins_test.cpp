@@ -249,6 +249,14 @@ TEST_F(NewRecipe, WhatCannotBeUsedIsRefused) {
     refused("--plugin runs/taken.so", "\"mxfp8\" is the name of a recipe");
     build("other", start + "extern \"C\" const RecipePlugin fp8flow_recipes{kRecipeHeaders + 1, [] {}};\n");
     refused("--plugin runs/other.so", "built with the headers of another fp8flow");
+    build("throws",
+          "#include <fp8flow/recipe.h>\n"
+          "using namespace fp8flow;\n"
+          "struct T final : Fp8Flow { using Fp8Flow::Fp8Flow; Rule rule_of(Quantized) const override { throw "
+          "5; } };\n"
+          "FP8FLOW_RECIPES(register_flow<T>(\"t\", Recipe::fp8_flow))\n");
+    expect_contains(failure(70, shell("build/cpu/fp8flow plan configs/test.yaml --plugin runs/throws.so")),
+                    "an exception of unknown type");
     refused("--plugin " + library("bench_plugin"), "exports no fp8flow_recipes");
     refused("--plugin runs/nowhere.so", "runs/nowhere.so");
 }
