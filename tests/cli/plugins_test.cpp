@@ -155,9 +155,8 @@ TEST_F(NewRecipe, ThePageIsFollowed) {
     EXPECT_EQ(ran, (std::map<std::string, int>{{"g++", 1}, {"mkdir", 1}, {"mpirun", 4}}));
 
     const std::string log = read_whole(folder_.path("runs/mine/train.log"));
-    EXPECT_NE(log.find("recipe: e5m2_dy ("), std::string::npos) << log;
-    EXPECT_NE(read_whole(folder_.path("runs/mine_stats/tensor_stats.json")).find("swiglu"),
-              std::string::npos);
+    expect_contains(log, "recipe: e5m2_dy (");
+    expect_contains(read_whole(folder_.path("runs/mine_stats/tensor_stats.json")), "swiglu");
 
     // Its forward is fp8_flow's, so the first loss is; dY rounds otherwise.
     std::map<std::string, json> first;
@@ -175,10 +174,10 @@ TEST_F(NewRecipe, ThePageIsFollowed) {
     const CommandResult joined =  // without the library
         shell("build/cpu/fp8flow validate --join runs/mine_validate --out runs/mine_joined");
     EXPECT_LE(joined.status, 1) << joined.err;
-    EXPECT_NE(joined.out.find("e5m2_dy"), std::string::npos) << joined.out;
+    expect_contains(joined.out, "e5m2_dy");
 
     const auto profile = json::parse(read_whole(folder_.path("runs/mine_profile/profile.json")));
-    EXPECT_NE(profile.dump().find("\"e5m2_dy\""), std::string::npos);
+    expect_contains(profile.dump(), "\"e5m2_dy\"");
 }
 
 // Step 7: each line in the place of the example's.

@@ -298,7 +298,7 @@ TEST(Profile, SchedulesAndComparison) {
     const auto& shown = page.at("compare")[0].at("rows");
     EXPECT_EQ(shown[0].at("label"), "layer");
     EXPECT_TRUE(shown[0].at("resolved"));
-    EXPECT_NE(shown[2].at("label").get<std::string>().find(rows.back().at("stage")), std::string::npos);
+    expect_contains(shown[2].at("label").get<std::string>(), rows.back().at("stage"));
     for (size_t i = 3; i < shown.size(); ++i)
         EXPECT_LE(std::abs(shown[i].at("delta").get<double>()),
                   std::abs(shown[i - 1].at("delta").get<double>()));

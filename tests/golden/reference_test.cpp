@@ -93,7 +93,7 @@ TEST(Golden, TwoLevelsHaveTheBitsOfOne) {
                 });
                 EXPECT_EQ(difference(got, *wanted).empty(), !rank_order || hosts == 4)
                     << c.name() << " on " << hosts << " hosts: " << difference(got, *wanted);
-                EXPECT_NE(note.find("once per (token, host) between"), std::string::npos) << note;
+                expect_contains(note, "once per (token, host) between");
             }
 }
 

@@ -43,7 +43,7 @@ TEST(Scripts, HelpPrintsTheUsageAndAnUnknownArgumentIsAnError) {
         const CommandResult unknown = RunningCommand({script, kUnknown}, folder.path()).wait(kSeconds);
         EXPECT_EQ(unknown.status, 2) << unknown.out << unknown.err;
         EXPECT_EQ(unknown.out, "");
-        EXPECT_NE(unknown.err.find("error: "), std::string::npos) << unknown.err;
+        expect_contains(unknown.err, "error: ");
         // of some an argument is missing, too; Slurm's script wants a job first
         if (!needs_python && name != "slurm.sbatch") expect_contains(unknown.err, kUnknown);
     }

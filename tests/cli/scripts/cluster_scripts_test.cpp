@@ -26,7 +26,7 @@ TEST(FetchDeps, RefusesAnArchiveWithAnotherSum) {
     folder.write("from/fmt-9.1.0.tar.gz", "not what was released");
     const std::string result =
         failure(2, run_bash(kScripts + "fetch_deps.sh --prefix prefix --from from", folder));
-    EXPECT_NE(result.find("fmt-9.1.0.tar.gz has SHA-256"), std::string::npos) << result;
+    expect_contains(result, "fmt-9.1.0.tar.gz has SHA-256");
     EXPECT_TRUE(std::filesystem::is_empty(folder.path("prefix/archives")));
 }
 
@@ -35,7 +35,7 @@ TEST(FetchDeps, NamesAMissingArchive) {
     std::filesystem::create_directory(folder.path("from"));
     const std::string result =
         failure(2, run_bash(kScripts + "fetch_deps.sh --prefix prefix --from from", folder));
-    EXPECT_NE(result.find("fmt: fmt-9.1.0.tar.gz is not in from"), std::string::npos) << result;
+    expect_contains(result, "fmt: fmt-9.1.0.tar.gz is not in from");
 }
 
 TEST(FetchDeps, BuildsFindThePrefix) {
@@ -45,7 +45,7 @@ TEST(FetchDeps, BuildsFindThePrefix) {
     const CommandResult there = succeeded(run_bash(source + "FP8FLOW_DEPS=prefix deps_prefix", folder));
     EXPECT_EQ(lines_of(there.out).back(), std::filesystem::canonical(folder.path("prefix")).string());
     const std::string missing = failure(2, run_bash(source + "FP8FLOW_DEPS=nowhere deps_prefix", folder));
-    EXPECT_NE(missing.find("FP8FLOW_DEPS: nowhere is not a folder"), std::string::npos) << missing;
+    expect_contains(missing, "FP8FLOW_DEPS: nowhere is not a folder");
 }
 
 class Slurm : public ::testing::Test {
@@ -74,21 +74,20 @@ protected:
 TEST_F(Slurm, StartsOneRankATask) {
     const CommandResult result = succeeded(submit("", "--set training.train_iters=10"));
     const std::string line = lines_of(result.out).back();
-    EXPECT_NE(line.find("/mpirun -n 8 --map-by ppr:4:node "), std::string::npos) << line;
-    EXPECT_NE(line.find("/fp8flow train " + folder_.path("configs/small_4gpu.yaml") +
-                        " --backend hopper --out " + folder_.path("runs/slurm-7") +
-                        " --resume auto --set checkpoint.save_interval=500 --set training.train_iters=10"),
-              std::string::npos)
-        << line;
+    expect_contains(line, "/mpirun -n 8 --map-by ppr:4:node ");
+    expect_contains(line,
+                    "/fp8flow train " + folder_.path("configs/small_4gpu.yaml") + " --backend hopper --out " +
+                        folder_.path("runs/slurm-7") +
+                        " --resume auto --set checkpoint.save_interval=500 --set training.train_iters=10");
 }
 
 TEST_F(Slurm, TakesAConfigACommandAndALauncher) {
     const CommandResult result =
         succeeded(submit("FP8FLOW_LAUNCHER=srun FP8FLOW_COMMAND=validate", "configs/own.yaml"));
     const std::string line = lines_of(result.out).back();
-    EXPECT_NE(line.find("/srun "), std::string::npos) << line;
-    EXPECT_NE(line.find("/fp8flow validate configs/own.yaml "), std::string::npos) << line;
-    EXPECT_NE(line.find(" --overwrite"), std::string::npos) << line;
+    expect_contains(line, "/srun ");
+    expect_contains(line, "/fp8flow validate configs/own.yaml ");
+    expect_contains(line, " --overwrite");
     EXPECT_EQ(submit("FP8FLOW_LAUNCHER=ssh", "").status, 2);
     EXPECT_EQ(submit("", "configs/missing.yaml").status, 2);
 }
@@ -112,8 +111,8 @@ TEST_F(Hosts, TrainOnTwo) {
         launch(here_, "nodea:1,nodeb:1 train " + config_file("test") +
                           " --backend reference --out out --set parallel.expert_model_parallel_size=2"
                           " --set training.train_iters=2 --set training.eval_iters=0"));
-    EXPECT_NE(result.out.find("== nodeb: 1 ranks, "), std::string::npos) << result.out;
-    EXPECT_NE(result.out.find("done: 2 iterations"), std::string::npos) << result.out;
+    expect_contains(result.out, "== nodeb: 1 ranks, ");
+    expect_contains(result.out, "done: 2 iterations");
     EXPECT_TRUE(std::filesystem::exists(folder_.path("out/metrics.jsonl")));
 }
 
@@ -135,7 +134,7 @@ TEST_F(Hosts, LooksAtEachFirst) {
     for (const char* host : {"-oProxyCommand", "-l", ".", ""}) {  // the first two are options of ssh
         const std::string refused =
             failure(2, launch(here_, std::string("nodea:1,") + host + ":1 train " + config_file("test")));
-        EXPECT_NE(refused.find("want HOST:RANKS"), std::string::npos) << refused;
+        expect_contains(refused, "want HOST:RANKS");
     }
     EXPECT_EQ(launch(here_, "nodea:1 train missing.yaml").status, 2);
     EXPECT_EQ(launch(here_, train, "/nowhere/fp8flow").status, 2);

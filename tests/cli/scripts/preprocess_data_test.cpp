@@ -57,7 +57,7 @@ protected:
     }
     void refuse(const std::string& arguments, const std::string& reason) const {
         const std::string result = failure(2, preprocess(arguments));
-        EXPECT_NE(result.find(reason), std::string::npos) << result;
+        expect_contains(result, reason);
     }
 
     TemporaryFolder folder_;
@@ -66,12 +66,9 @@ protected:
 TEST_F(PreprocessData, TrainingReadsIt) {
     const CommandResult result = succeeded(preprocess("model text --out data/my"));
     const int64_t tokens = 3001 + 3 * ((3 << 20) + 1);
-    EXPECT_NE(result.out.find("4 documents, " + std::to_string(tokens) +
-                              " tokens of 16 bits, vocabulary of 257; 1 files left out"),
-              std::string::npos)
-        << result.out;
-    EXPECT_NE(result.err.find("left out: text/b.txt: not UTF-8 from byte 1 on"), std::string::npos)
-        << result.err;
+    expect_contains(result.out, "4 documents, " + std::to_string(tokens) +
+                                    " tokens of 16 bits, vocabulary of 257; 1 files left out");
+    expect_contains(result.err, "left out: text/b.txt: not UTF-8 from byte 1 on");
     EXPECT_EQ(std::filesystem::file_size(folder_.path("data/my.bin")), 2 * static_cast<uintmax_t>(tokens));
     EXPECT_FALSE(std::filesystem::exists(folder_.path("data/my.lengths")));
     const auto train = [&](const std::string& vocab_size) {
@@ -83,9 +80,9 @@ TEST_F(PreprocessData, TrainingReadsIt) {
     };
     const CommandResult trained = train("512"), small = train("256");
     EXPECT_EQ(trained.status, 0) << trained.err;
-    EXPECT_NE(trained.out.find("4 documents"), std::string::npos) << trained.out;
+    expect_contains(trained.out, "4 documents");
     EXPECT_EQ(small.status, static_cast<int>(ExitCode::data));
-    EXPECT_NE(small.err.find("the tokenizer has 257 tokens, the model 256"), std::string::npos) << small.err;
+    expect_contains(small.err, "the tokenizer has 257 tokens, the model 256");
 }
 
 TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
@@ -93,11 +90,11 @@ TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
     ASSERT_EQ(preprocess("model text --out parts", "STOP_AFTER=3").status, 9);
     EXPECT_FALSE(std::filesystem::exists(folder_.path("parts.idx")));
     const CommandResult rest = succeeded(preprocess("model text --out parts"));
-    EXPECT_NE(rest.err.find("goes on after"), std::string::npos) << rest.err;
+    expect_contains(rest.err, "goes on after");
     for (const char* ending : {".bin", ".idx", ".json"})
         EXPECT_TRUE(read_whole(folder_.path("whole") + ending) == read_whole(folder_.path("parts") + ending))
             << ending;
-    EXPECT_NE(preprocess("model text --out parts").out.find("finished, 4 documents"), std::string::npos);
+    expect_contains(preprocess("model text --out parts").out, "finished, 4 documents");
     refuse("model text/a.txt --out parts", "--overwrite replaces them");
     std::filesystem::resize_file(folder_.path("parts.bin"), 100);  // zeros would take their place
     refuse("model text --out parts", "parts.bin: has less than parts.json counts; --overwrite makes");
@@ -112,14 +109,11 @@ TEST_F(PreprocessData, TokensOfATextAndBack) {
     EXPECT_EQ(run(script + "encode model 'a b'").out, "97,32,98\n");
     EXPECT_EQ(run("printf 'warning: x\\n104,105\\n' | PYTHONPATH=python " + script + "decode model").out,
               "hi\n");
-    for (const std::string ids : {"1,x", "1,-2"}) {
-        const std::string refused = failure(2, run(script + "decode model " + ids));
-        EXPECT_NE(refused.find("tokens.py: '" + ids + "' is no list of token ids"), std::string::npos)
-            << refused;
-    }
-    const std::string refused =
-        failure(2, run("printf 'a\377' | PYTHONPATH=python " + script + "encode model"));
-    EXPECT_NE(refused.find("tokens.py: the text is not UTF-8"), std::string::npos) << refused;
+    for (const std::string ids : {"1,x", "1,-2"})
+        expect_contains(failure(2, run(script + "decode model " + ids)),
+                        "tokens.py: '" + ids + "' is no list of token ids");
+    expect_contains(failure(2, run("printf 'a\377' | PYTHONPATH=python " + script + "encode model")),
+                    "tokens.py: the text is not UTF-8");
 }
 
 TEST_F(PreprocessData, Refuses) {

@@ -100,16 +100,15 @@ TEST_F(MoreData, WarnsOfFilesThatAreHeldOutNow) {
 TEST_F(MoreData, OtherDataRemainAnError) {
     const std::string a = path("a.txt"), b = path("b.txt");
     run("run", {a}, 4);
-    EXPECT_NE(refusal("run", {b}).find("name the same data, or the same and more"), std::string::npos);
+    expect_contains(refusal("run", {b}), "name the same data, or the same and more");
     Texts texts = {"data.max_bytes=100000"};
-    EXPECT_NE(error_of(ExitCode::checkpoint,
-                       [&] {
-                           train_with_checkpoints(config_of({a, b}, texts), 1, {path("run"), 12});
-                       })
-                  .find("saved with other data"),
-              std::string::npos);
+    expect_contains(error_of(ExitCode::checkpoint,
+                             [&] {
+                                 train_with_checkpoints(config_of({a, b}, texts), 1, {path("run"), 12});
+                             }),
+                    "saved with other data");
     folder_.write("a.txt", "changed " + read_whole(a));
-    EXPECT_NE(refusal("run", {a, b}).find("saved with other data"), std::string::npos);
+    expect_contains(refusal("run", {a, b}), "saved with other data");
 }
 
 TEST_F(MoreData, BlendsResumeBitForBit) {
@@ -117,8 +116,7 @@ TEST_F(MoreData, BlendsResumeBitForBit) {
     const TrainingRun whole = run("whole", blend, 12);
     run("parts", blend, 6);
     expect_same_bits(run("parts", blend, 12).state, whole.state);
-    EXPECT_NE(refusal("parts", {"0.7", path("a.txt"), "0.3", path("b.txt")}).find("saved with other data"),
-              std::string::npos);
+    expect_contains(refusal("parts", {"0.7", path("a.txt"), "0.3", path("b.txt")}), "saved with other data");
 }
 
 }  // namespace

@@ -415,10 +415,9 @@ TEST(Config, TwoLevelsWantWholeHostsOrOne) {
     EXPECT_EQ(problem("4x2", 8, "hierarchical", 8), "");
     EXPECT_EQ(problem("2x3", 2, "flex", 6), "");
     const std::string text = problem("2x3", 2, "hierarchical", 6);
-    EXPECT_NE(text.find("hierarchical with 2x3 hosts and expert_model_parallel_size 2, want ranks that share "
-                        "the experts inside a host, or on whole hosts"),
-              std::string::npos)
-        << text;
+    expect_contains(text,
+                    "hierarchical with 2x3 hosts and expert_model_parallel_size 2, want ranks that share "
+                    "the experts inside a host, or on whole hosts");
 }
 
 TEST(Config, AllProblemsAtOnceAndNoneTwice) {

@@ -121,7 +121,7 @@ TEST(Blend, WarnsOfTextThatOneDataSetHoldsOutAndAnotherTrainsOn) {
             both += names(*b, Split::train).contains(name) ? 1 : 0;
     ASSERT_GT(both, 1);
     ASSERT_EQ(warnings({whole, part}).size(), 1u);
-    EXPECT_NE(warnings({whole, part})[0].find(fmt::format("trains on: {};", both)), std::string::npos);
+    expect_contains(warnings({whole, part})[0], fmt::format("trains on: {};", both));
     EXPECT_EQ(warnings({whole, one}).size(), 1u) << "a half of the file is on the other side, wherever it is";
     EXPECT_TRUE(warnings({whole, whole}).empty());
     EXPECT_TRUE(warnings({one, one}).empty());
@@ -136,22 +136,11 @@ TEST(Blend, ListsOfWeightsAndPaths) {
     EXPECT_EQ(parts[1].path, "b");
     for (const std::vector<std::string>& list : std::vector<std::vector<std::string>>{
              {"0.7", "a", "0.3"}, {"0.3"}, {"0.7", "0.3", "a", "b"}, {"a", "0.3", "b", "0.7"}, {"a", "0.5"}})
-        EXPECT_NE(
-            error_of(ExitCode::data, [&] { blend_of(list); }).find("want a weight before each data set"),
-            std::string::npos);
+        expect_contains(error_of(ExitCode::data, [&] { blend_of(list); }),
+                        "want a weight before each data set");
     for (const char* weight : {"0", "-1", "inf", "nan"})
-        EXPECT_NE(error_of(ExitCode::data,
-                           [&] {
-                               blend_of({weight, "a"});
-                           })
-                      .find("want a number above 0"),
-                  std::string::npos);
-    EXPECT_NE(error_of(ExitCode::data,
-                       [] {
-                           blend({1, 1e-9});
-                       })
-                  .find("want at least 1 / 65536"),
-              std::string::npos);
+        expect_contains(error_of(ExitCode::data, [&] { blend_of({weight, "a"}); }), "want a number above 0");
+    expect_contains(error_of(ExitCode::data, [] { blend({1, 1e-9}); }), "want at least 1 / 65536");
 }
 
 }  // namespace

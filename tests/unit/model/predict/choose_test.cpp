@@ -89,8 +89,8 @@ TEST(Choose, BetweenHostsAPredictionIsARange) {
     const Choice machines = predicted(wide, 16, gpu);
     EXPECT_LT(machines.time.least, machines.time.step);
     EXPECT_GT(machines.time.most, machines.time.step);
-    EXPECT_NE(prediction_text(machines, gpu).find("extrapolation"), std::string::npos);
-    EXPECT_NE(plan_page("a", {machines}, gpu, {}).find("extrapolation"), std::string::npos);
+    expect_contains(prediction_text(machines, gpu), "extrapolation");
+    expect_contains(plan_page("a", {machines}, gpu, {}), "extrapolation");
     const auto range = choices_json({machines}, gpu, {}).at("choices")[0];
     EXPECT_DOUBLE_EQ(range.at("step_seconds_range")[1], machines.time.most);
     gpu.sheet.network_rate /= 10;
@@ -126,7 +126,7 @@ TEST(Fit, NamesTheLargestAndTheKeysThatFit) {
         overrides.push_back(settings.substr(begin));
     }
     EXPECT_TRUE(fit_of(shipped("qwen3_30b_a3b", overrides), 8, gpu.sheet).fits());
-    EXPECT_NE(consumers_text(fit, gpu.sheet).find("It fits with"), std::string::npos);
+    expect_contains(consumers_text(fit, gpu.sheet), "It fits with");
     EXPECT_EQ(consumers_text(fit_of(config, 8, load_gpu("h200").sheet), gpu.sheet), "");
 }
 
@@ -157,8 +157,7 @@ TEST(Choose, JsonAndPageHoldTheChoices) {
     EXPECT_EQ(json.at("choices")[1].at("seq_length"), 4096);
     Gpu vague = gpu;
     vague.calibration.check->mean_step = 0.5;
-    EXPECT_NE(plan_page("a", choices, vague, {}).find("bf16 within the error of the prediction"),
-              std::string::npos);
+    expect_contains(plan_page("a", choices, vague, {}), "bf16 within the error of the prediction");
 }
 
 // Nothing fits: no row is the fastest that does, whatever is shown in detail.
@@ -172,9 +171,9 @@ TEST(Choose, OnlyWhatFitsIsMarkedAndCompared) {
         EXPECT_FALSE(choice.fastest_that_fits());
     }
     EXPECT_EQ(choices_markdown(choices, gpu).find("*"), std::string::npos) << choices_markdown(choices, gpu);
-    EXPECT_NE(choices_text(choices, gpu).find("Does not fit"), std::string::npos);
+    expect_contains(choices_text(choices, gpu), "Does not fit");
     EXPECT_EQ(choices_json(choices, gpu, {}).at("choices")[0].at("best"), false);
-    EXPECT_NE(plan_page("a", choices, gpu, {}).find(R"("a, predicted for the H100")"), std::string::npos);
+    expect_contains(plan_page("a", choices, gpu, {}), R"("a, predicted for the H100")");
 }
 
 }  // namespace

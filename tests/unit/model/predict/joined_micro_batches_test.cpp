@@ -58,7 +58,7 @@ TEST(JoinedMicroBatches, NeedTheMemoryAndSayWhatTheyCost) {
     config = config_of({});
     const std::string line = decide_joined(config, 2, kPlenty);
     EXPECT_EQ(line.find("joins the weight gradients of 4 micro-batches"), 0u) << line;
-    EXPECT_NE(line.find("B per layer, "), std::string::npos) << line;
+    expect_contains(line, "B per layer, ");
     EXPECT_EQ(decide_joined(config, 2, kPlenty), "") << "decided once";
     config = config_of({"moe_wgrad_micro_batches=3"});
     EXPECT_EQ(decide_joined(config, 2, 1.0), "") << "the user decides";

@@ -393,8 +393,8 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     profile.ranks = 3;
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
-    EXPECT_NE(side_by_side_table(profile).find("fc1"), std::string::npos);
-    EXPECT_NE(arm_table(profile.arms[0]).find("optimizer"), std::string::npos);
+    expect_contains(side_by_side_table(profile), "fc1");
+    expect_contains(arm_table(profile.arms[0]), "optimizer");
     const json result = profile_json(profile, Config{});
     const std::string table = numbers_table(result);
     for (const char* part : {"speed-up  ", "layer seconds median", "5000.0 ms", "wire bytes between hosts"})
@@ -502,11 +502,11 @@ TEST(Profile, WhatIsWithinTheSpreadIsNotResolved) {
     const std::string page = profile_page(profile, Config{});
     const json result = profile_json(profile, Config{}), &two = result.at("recipes")[1];
     for (const std::string& shown : {numbers_table(result), page}) {
-        EXPECT_NE(shown.find("not resolved"), std::string::npos) << shown;
+        expect_contains(shown, "not resolved");
         for (const char* noise : {"2.50x", "2.50 x", "-60.0 %", "+50.0 %"})
             EXPECT_EQ(shown.find(noise), std::string::npos) << noise << "\n" << shown;
     }
-    EXPECT_NE(page.find("none faster than bf16 beyond the spread"), std::string::npos);
+    expect_contains(page, "none faster than bf16 beyond the spread");
     EXPECT_EQ(two.at("speed-up"), 2.5) << "the numbers stay in the file";
     EXPECT_EQ(two.at("speed-up resolved"), false);
     EXPECT_EQ(two.at("slowest rank").at("resolved"), false);

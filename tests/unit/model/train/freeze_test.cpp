@@ -175,7 +175,7 @@ TEST(Freeze, IsSaidAndChecked) {
     };
     EXPECT_EQ(store_of("[]"), "");
     EXPECT_TRUE(store_of("['layers.?.moe.router.']").starts_with("frozen: ")) << store_of("[router]");
-    EXPECT_NE(store_of("[router]").find("without moments: layers."), std::string::npos);
+    expect_contains(store_of("[router]"), "without moments: layers.");
     const auto refused = [&](const std::string& freeze) {
         return error_or_none(ExitCode::usage, [&] { store_of(freeze); });
     };

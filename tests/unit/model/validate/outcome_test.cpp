@@ -108,7 +108,7 @@ TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     EXPECT_EQ(arm.at("training_difference").at("noise"), "noise within one run only");
     EXPECT_TRUE(arm.at("held_out_difference").at("interval_nats")[0].is_null());
     EXPECT_NEAR(arm.at("losses")[0].get<double>(), 2.71, 1e-12);
-    EXPECT_NE(report::noise_text(all).find("noise within one run only"), std::string::npos);
+    expect_contains(report::noise_text(all), "noise within one run only");
 }
 
 // The pooled variance, which is that of seeds. Where it may not be pooled, blocks of steps.
@@ -122,15 +122,15 @@ TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
     const std::vector<Arm> arms = arms_of({"bf16", "flow", "late"});
     const Outcomes all = outcomes_of(runs, arms, {});
     const std::string text = report::noise_text(all);
-    EXPECT_NE(text.find("over 3 seeds"), std::string::npos) << text;
+    expect_contains(text, "over 3 seeds");
     EXPECT_EQ(all.find("late")->training.noise, Noise::pooled);
     EXPECT_NEAR(all.find("late")->training.half_width(), 4.3026527 * 0.001, 1e-6);
-    EXPECT_NE(report::answer_text(all, arms.front().config).find("with one seed"), std::string::npos);
+    expect_contains(report::answer_text(all, arms.front().config), "with one seed");
 
     for (const int64_t seed : {1, 2, 3}) runs.push_back(run_of("wild", seed, seed == 2 ? 0.9 : 0));
     const std::string apart =
         report::noise_text(outcomes_of(runs, arms_of({"bf16", "flow", "late", "wild"}), {}));
-    EXPECT_NE(apart.find("noise within one run only: late"), std::string::npos) << apart;
+    expect_contains(apart, "noise within one run only: late");
 }
 
 // Every figure of the table is a number.
@@ -171,7 +171,7 @@ TEST(Outcome, PoolingIsSaidOnlyWhereAnIntervalHasIt) {
     runs.push_back(run_of("bf16", 1, 0));  // the baseline of one pair per arm
     const Outcomes all = outcomes_of(runs, arms_of({"bf16", "a", "b", "c"}), {});
     EXPECT_EQ(all.find("a")->training.noise, Noise::pooled);
-    EXPECT_NE(report::noise_text(all).find("pooled"), std::string::npos) << report::noise_text(all);
+    expect_contains(report::noise_text(all), "pooled");
 }
 
 TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
