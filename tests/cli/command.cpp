@@ -2,8 +2,6 @@
 // Starting, waiting for and ending the program under test; what it prints goes through temporary files.
 #include "tests/cli/command.h"
 
-#include "tests/support/files.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -100,11 +98,6 @@ CommandResult RunningCommand::wait(double deadline_seconds) {
     result.out = read_whole(out_path_);
     result.err = read_whole(err_path_);
     return result;
-}
-
-Texts with(Texts texts, const Texts& more) {
-    texts.insert(texts.end(), more.begin(), more.end());
-    return texts;
 }
 
 CommandResult fp8flow_alone(const Texts& arguments, const std::string& cwd) {

@@ -3,15 +3,14 @@
 // records of its steps out. Every wait has a deadline.
 #pragma once
 
+#include "tests/support/files.h"
+
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 namespace fp8flow {
-
-using Texts = std::vector<std::string>;
-Texts with(Texts texts, const Texts& more);  // the one list after the other
 
 struct CommandResult {
     int status = -1;  // exit status; 128 + signal where a signal ended it

@@ -32,12 +32,6 @@ std::map<std::string, std::string> tree_of(const std::string& folder) {
     return tree;
 }
 
-std::set<std::string> names_in(const std::string& folder) {
-    std::set<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
-    return names;
-}
-
 void wait_for(const std::function<bool()>& condition) {
     for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     ASSERT_TRUE(condition());

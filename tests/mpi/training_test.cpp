@@ -55,10 +55,7 @@ protected:
                 for (const char* key : {"overlap_grad_reduce", "overlap_param_gather"})
                     keys.push_back(fmt::format("schedule.{}=true", key));
             const TrainingRun divided = run(keys);
-            EXPECT_EQ(divided.losses(), whole.losses());
-            for (size_t i = 0; i < 3; ++i) EXPECT_EQ(divided.steps[i].grad_norm, whole.steps[i].grad_norm);
-            EXPECT_EQ(divided.held_out, whole.held_out);
-            test::expect_same_bits(divided.state, whole.state);
+            test::expect_same_run(divided, whole);
         }
     }
 
@@ -98,9 +95,7 @@ TEST_F(MpiTraining, TwoLevelsGiveTheBitsOfOne) {
                                   {.steps = group_->size() == 4 && !launched ? 50 : 10, .eval_batches = 1});
         };
         const TrainingRun one = run("flex"), two = run("hierarchical");
-        EXPECT_EQ(two.losses(), one.losses());
-        EXPECT_EQ(two.held_out, one.held_out);
-        test::expect_same_bits(two.state, one.state);
+        test::expect_same_run(two, one);
         double before = 0, now = 0;  // one level counts simulated hosts only
         for (size_t i = 0; i < one.steps.size(); ++i) {
             EXPECT_EQ(two.steps[i].grad_norm, one.steps[i].grad_norm);

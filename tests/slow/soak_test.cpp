@@ -49,9 +49,7 @@ void soak(Recipe recipe) {
         EXPECT_LT(std::accumulate(losses.end() - 20, losses.end(), 0.0),
                   std::accumulate(losses.begin() + 80, losses.begin() + 100, 0.0));
     }
-    EXPECT_EQ(runs[0].losses(), runs[1].losses());
-    EXPECT_EQ(runs[0].held_out, runs[1].held_out);
-    test::expect_same_bits(runs[0].state, runs[1].state);
+    test::expect_same_run(runs[0], runs[1]);
 }
 
 TEST(Soak, Fp8Flow) { soak(Recipe::fp8_flow); }

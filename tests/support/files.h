@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A temporary folder and error checks for tests that need files; the folder is removed at the end of the
-// test.
+// A temporary folder, which is removed at the end of the test; lists of texts; and checks of texts and
+// errors.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -12,10 +12,20 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace fp8flow {
+
+using Texts = std::vector<std::string>;
+
+// The one list after the other.
+inline Texts with(Texts texts, const Texts& more) {
+    texts.insert(texts.end(), more.begin(), more.end());
+    return texts;
+}
 
 class TemporaryFolder {
 public:
@@ -49,6 +59,14 @@ private:
 inline std::string read_whole(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The names of what is in a folder.
+inline std::set<std::string> names_in(const std::string& folder) {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+        names.insert(entry.path().filename().string());
+    return names;
 }
 
 // The message of the Error that `action` throws, or "" where it throws none; fails the test if it is one of

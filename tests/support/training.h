@@ -4,6 +4,7 @@
 #pragma once
 
 #include "model/train/trainer.h"
+#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
@@ -202,6 +203,17 @@ inline void expect_same_bits(const Values& a, const Values& b, const std::string
         ASSERT_EQ(values.size(), other->second.size()) << name;
         EXPECT_EQ(std::memcmp(values.data(), other->second.data(), values.size() * sizeof(float)), 0) << name;
     }
+}
+
+// Every number that the runs report, and all bits of their state.
+inline void expect_same_run(const TrainingRun& run, const TrainingRun& wanted) {
+    ASSERT_EQ(run.losses(), wanted.losses());
+    for (size_t i = 0; i < wanted.steps.size(); ++i) {
+        EXPECT_EQ(run.steps[i].grad_norm, wanted.steps[i].grad_norm) << "step " << i;
+        EXPECT_EQ(run.steps[i].skipped, wanted.steps[i].skipped) << "step " << i;
+    }
+    EXPECT_EQ(run.held_out, wanted.held_out);
+    expect_same_bits(run.state, wanted.state);
 }
 
 inline void expect_close(const Values& a, const Values& b, const std::string& prefix, double bound) {

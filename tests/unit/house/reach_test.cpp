@@ -21,7 +21,6 @@ namespace {
 
 using namespace test;
 using namespace replay;
-using Texts = std::vector<std::string>;
 
 const Texts kOperations = {
 #define FP8FLOW_NAME(name, Args) #name,
@@ -157,10 +156,8 @@ std::string text_of(Recipe recipe, const Texts& overrides) {
 
 // The configuration, or nothing where the recipe refuses these keys.
 std::optional<Config> config_of(Recipe recipe, const Texts& overrides) {
-    Texts all = kSmall;
-    all.insert(all.end(), overrides.begin(), overrides.end());
     try {
-        return test_config(recipe, all);
+        return test_config(recipe, with(kSmall, overrides));
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
         return std::nullopt;

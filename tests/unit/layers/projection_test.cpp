@@ -12,8 +12,6 @@
 namespace fp8flow::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-
 std::vector<Recipe> fp8_recipes() {
     std::vector<Recipe> recipes(kRecipes.begin(), kRecipes.end());
     std::erase(recipes, Recipe::bf16);
@@ -202,13 +200,12 @@ TEST(Fp8Projection, RecomputationKeepsEveryBit) {
 
 // ---- training
 
-Config config_of(Recipe recipe, Keys keys) {
-    keys.push_back("precision.fp8_attention_linears=true");
-    return test_config(recipe, std::move(keys));
+Config config_of(Recipe recipe, const Texts& keys) {
+    return test_config(recipe, with(keys, {"precision.fp8_attention_linears=true"}));
 }
 
 TEST(Fp8Projection, TrainingFollowsBf16Projections) {
-    const Keys keys = {"training.train_iters=40"};
+    const Texts keys = {"training.train_iters=40"};
     const auto last = [](const TrainingRun& run) {
         double sum = 0;
         for (size_t i = run.steps.size() - 10; i < run.steps.size(); ++i) sum += run.steps[i].lm_loss;
@@ -225,8 +222,8 @@ TEST(Fp8Projection, TrainingFollowsBf16Projections) {
 }
 
 TEST(Fp8Projection, SchedulesAndDividedStateChangeNoBit) {
-    const Keys base = {"training.micro_batch_size=1", "parallel.expert_model_parallel_size=2"};
-    const std::pair<Recipe, Keys> runs[] = {
+    const Texts base = {"training.micro_batch_size=1", "parallel.expert_model_parallel_size=2"};
+    const std::pair<Recipe, Texts> runs[] = {
         {Recipe::fp8_flow,
          {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true",
           "moe.moe_expert_rank_capacity_factor=0.01"}},
@@ -243,11 +240,8 @@ TEST(Fp8Projection, SchedulesAndDividedStateChangeNoBit) {
     for (const auto& [recipe, more] : runs) {
         SCOPED_TRACE(fmt::format("{} {}", recipe_name(recipe), fmt::join(more, " ")));
         if (!plain.contains(recipe)) plain[recipe] = train(config_of(recipe, base), 2, {.steps = 2});
-        Keys keys = base;
-        keys.insert(keys.end(), more.begin(), more.end());
-        const TrainingRun run = train(config_of(recipe, keys), 2, {.steps = 2});
-        EXPECT_EQ(run.losses(), plain[recipe].losses());
-        expect_same_bits(run.state, plain[recipe].state);
+        const TrainingRun run = train(config_of(recipe, with(base, more)), 2, {.steps = 2});
+        expect_same_run(run, plain[recipe]);
     }
 }
 

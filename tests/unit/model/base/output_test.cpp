@@ -20,13 +20,6 @@
 namespace fp8flow {
 namespace {
 
-std::set<std::string> names_in(const std::string& folder) {
-    std::set<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-        names.insert(entry.path().filename().string());
-    return names;
-}
-
 std::string error_of_out(const std::string& path) {
     return error_of(ExitCode::output, [&] { OutputFolder folder(path); });
 }

@@ -25,12 +25,13 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kRun = 7;
 
-Config small_config(std::vector<std::string> keys = {}) {
-    keys.insert(keys.begin(),
-                {"model.num_layers=1", "model.moe_layer_freq=1", "model.attention=false", "moe.num_experts=2",
-                 "moe.moe_shared_expert_intermediate_size=0", "checkpoint.most_recent_k=1",
-                 "checkpoint.save_interval=1", "training.global_batch_size=4"});
-    return test_config(Recipe::bf16, keys);
+Config small_config(const Texts& keys = {}) {
+    return test_config(
+        Recipe::bf16,
+        with({"model.num_layers=1", "model.moe_layer_freq=1", "model.attention=false", "moe.num_experts=2",
+              "moe.moe_shared_expert_intermediate_size=0", "checkpoint.most_recent_k=1",
+              "checkpoint.save_interval=1", "training.global_batch_size=4"},
+             keys));
 }
 
 // Which state a checkpoint holds, as one number over all names and bits. Throws Error unless it is whole.
@@ -104,8 +105,7 @@ protected:
         if (newest == 2) fs::remove_all(folder + "/" + checkpoint_name(2));
         save(folder, std::make_shared<Disk>());
         EXPECT_EQ(opened.steps(), std::vector<int64_t>{2});
-        for (const auto& entry : fs::directory_iterator(folder))
-            EXPECT_EQ(entry.path().filename(), checkpoint_name(2));
+        EXPECT_EQ(names_in(folder), std::set<std::string>{checkpoint_name(2)});
     }
 
     TemporaryFolder base_;

@@ -20,15 +20,14 @@ using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;
-using Keys = std::vector<std::string>;
 
 // All state of a step: expert biases, delayed scales (in both blocks), moments.
-Config config_of(Recipe recipe, int64_t expert_ranks, Keys keys = {}) {
-    keys.insert(keys.begin(),
-                {fmt::format("parallel.expert_model_parallel_size={}", expert_ranks),
-                 "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
-                 "training.train_iters=20", "checkpoint.save_interval=10"});
-    return test_config(recipe, keys);
+Config config_of(Recipe recipe, int64_t expert_ranks, const Texts& keys = {}) {
+    return test_config(
+        recipe, with({fmt::format("parallel.expert_model_parallel_size={}", expert_ranks),
+                      "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
+                      "training.train_iters=20", "checkpoint.save_interval=10"},
+                     keys));
 }
 Config resuming(Config config, const std::string& load = "auto") {
     config.checkpoint.load = load;
@@ -113,8 +112,8 @@ TEST(Checkpoint, OfAnEarlierVersionGoesOnWithItsRules) {
 TEST(Checkpoint, SkippedStepsAreNotAppliedAfterAResumeEither) {
     TemporaryFolder folder;
     for (const char* name : {"a", "whole", "parts"}) fs::create_directory(folder.path(name));
-    Keys keys = {"training.lr=1e-5", "training.min_lr=0", "training.lr_warmup_iters=0",
-                 "training.micro_batch_size=1"};
+    Texts keys = {"training.lr=1e-5", "training.min_lr=0", "training.lr_warmup_iters=0",
+                  "training.micro_batch_size=1"};
     std::vector<double> norms;
     const Config unlimited = config_of(Recipe::fp8_tensorwise, 1, keys);
     for (const StepResult& step : train_with_checkpoints(unlimited, 1, {folder.path("a"), 9}).steps)
@@ -138,7 +137,7 @@ TEST(Checkpoint, SkippedStepsAreNotAppliedAfterAResumeEither) {
 // In the invariant order the number of ranks that share the experts changes no bit: after the change the run
 // goes on as it would have without it. Saved again, the state is the same.
 TEST(Checkpoint, AnotherNumberOfRanksShareTheExpertsAfterwards) {
-    const Keys keys = {"moe.moe_combine_order=invariant", "training.micro_batch_size=1"};
+    const Texts keys = {"moe.moe_combine_order=invariant", "training.micro_batch_size=1"};
     const struct { int64_t before, after; } changes[] = {{4, 1}, {1, 2}, {2, 4}};
     for (const auto& change : changes) {
         SCOPED_TRACE(fmt::format("{} -> {}", change.before, change.after));
@@ -212,9 +211,7 @@ TEST(Checkpoint, KeepsTheNewestAndRemovesWhatADeadRunLeft) {
         std::set<std::string> expected = {"notes", "step_00000007.tmp.txt"};
         for (int64_t step = keep == 0 ? 1 : 5 - keep; step <= 4; ++step)
             expected.insert(checkpoint_name(step));
-        std::set<std::string> names;
-        for (const auto& entry : fs::directory_iterator(folder.path())) names.insert(entry.path().filename());
-        EXPECT_EQ(names, expected);
+        EXPECT_EQ(names_in(folder.path()), expected);
     }
 }
 
@@ -291,7 +288,7 @@ std::string refusal_of(const Config& config, const std::string& folder, int rank
 TEST(Checkpoint, OneOfAnotherRunIsRefusedWithItsReason) {
     TemporaryFolder folder;
     train_with_checkpoints(config_of(Recipe::bf16, 2), 2, {folder.path(), 10});
-    const auto refusal = [&](const Keys& keys, int ranks = 1) {
+    const auto refusal = [&](const Texts& keys, int ranks = 1) {
         return refusal_of(resuming(config_of(Recipe::bf16, 1, keys)), folder.path(), ranks);
     };
     // Another model: all tensors that do not fit, by name, with file and both shapes.
@@ -340,11 +337,11 @@ TEST(Checkpoint, DataThatChangedUnderTheSameNamesAreOtherData) {
     folder.write("data/x_train_0.bin", shard_of(4000, 1));
     folder.write("data/x_val_0.bin", shard_of(400, 1));
     fs::create_directory(folder.path("saved"));
-    const auto config = [&](const Keys& more = {}) {
-        Keys keys = {"data.data_kind=shards", "data.data_path=" + folder.path("data"),
-                     "training.train_iters=4", "checkpoint.save_interval=2"};
-        keys.insert(keys.end(), more.begin(), more.end());
-        return config_of(Recipe::bf16, 1, keys);
+    const auto config = [&](const Texts& more = {}) {
+        return config_of(Recipe::bf16, 1,
+                         with({"data.data_kind=shards", "data.data_path=" + folder.path("data"),
+                               "training.train_iters=4", "checkpoint.save_interval=2"},
+                              more));
     };
     const std::string saved = folder.path("saved");
     train_with_checkpoints(config(), 1, {saved, 2});

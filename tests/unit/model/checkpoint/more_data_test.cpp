@@ -12,7 +12,6 @@ namespace fp8flow::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Texts = std::vector<std::string>;
 
 class MoreData : public testing::Test {
 protected:
@@ -25,13 +24,12 @@ protected:
     }
     std::string path(const std::string& name) const { return folder_.path(name); }
     Config config_of(const Texts& data_path, const Texts& keys = {}) const {
-        Texts all = {
+        const Texts base = {
             "data.data_kind=text",        "model.vocab_size=257",
             "training.train_iters=12",    "training.eval_iters=0",
             "data.held_out_fraction=0",   "checkpoint.save_interval=4",
             "training.lr_warmup_iters=0", fmt::format("data.data_path=[{}]", fmt::join(data_path, ","))};
-        all.insert(all.end(), keys.begin(), keys.end());
-        Config config = test_config(Recipe::bf16, all);
+        Config config = test_config(Recipe::bf16, with(base, keys));
         config.checkpoint.load = "auto";
         return config;
     }

@@ -21,7 +21,6 @@ namespace fp8flow {
 namespace {
 
 using Json = nlohmann::json;
-using Lines = std::vector<std::string>;
 
 Json data_of(const char* file) {
     return Json::parse(read_whole(std::string(FP8FLOW_SOURCE_DIR "/tests/data/") + file));
@@ -46,7 +45,7 @@ Json with_null(Json json, const std::string& key) {
 }
 
 const std::string kYaml = "training: {train_iters: 1}";
-Config config_of(const Json& json, const std::string& yaml = kYaml, const Lines& overrides = {}) {
+Config config_of(const Json& json, const std::string& yaml = kYaml, const Texts& overrides = {}) {
     return parse_config(yaml, "t.yaml", overrides, std::nullopt, parse_hf_config(json.dump(), "config.json"));
 }
 std::string refused(const Json& json, const std::string& yaml = kYaml) {
@@ -61,7 +60,7 @@ int64_t dense_layers(const Config& c) {
 struct Read {
     const char* model;
     const char* patch;
-    Lines settings;
+    Texts settings;
 };
 
 // What each model says. Transformers 5 writes Qwen3's number of experts under Mixtral's name and RoPE's base
@@ -246,7 +245,7 @@ TEST(HfConfig, WhatALayerDoesNotComputeIsRefusedByKey) {
         published("mixtral", R"("router_jitter_noise": 0.0, "attention_dropout": 0)"), "hidden_dropout")));
     EXPECT_NO_THROW(config_of(changed(m3, R"("hidden_act": "swigluoai")")));
     Json full = published("qwen3");
-    full["layer_types"] = Lines(48, "full_attention");
+    full["layer_types"] = Texts(48, "full_attention");
     EXPECT_NO_THROW(config_of(full));
 }
 
@@ -587,7 +586,7 @@ TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
 TEST(HfConfig, KeysOfOtherFamiliesAreNotRead) {
     const Json families = data_of("hf_families.json"), &keys = families["keys"];
     const auto settings_of = [](const Json& json) {
-        Lines lines;
+        Texts lines;
         for (const ConfigSetting& one : parse_hf_config(json.dump(), "config.json").settings)
             lines.push_back(one.key + ": " + one.value);
         return lines;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Keys of earlier versions: ignored where their value changed nothing, refused otherwise.
+// Texts of earlier versions: ignored where their value changed nothing, refused otherwise.
 #include "model/config/fields.h"
 #include "tests/support/settings.h"
 

@@ -133,12 +133,11 @@ constexpr Kind kKinds[] = {{"text", text, true},
 
 class HeldOut : public testing::TestWithParam<Kind> {
 protected:
-    Config config(std::vector<std::string> more) const {
-        std::vector<std::string> overrides = GetParam().prepare(folder_);
-        for (const char* key : {"model.vocab_size=257", "model.seq_length=32", "model.moe_layer_freq=[1,1]"})
-            overrides.emplace_back(key);
-        overrides.insert(overrides.end(), more.begin(), more.end());
-        return test::test_config(Recipe::bf16, overrides);
+    Config config(const Texts& more) const {
+        const Texts overrides =
+            with(GetParam().prepare(folder_),
+                 {"model.vocab_size=257", "model.seq_length=32", "model.moe_layer_freq=[1,1]"});
+        return test::test_config(Recipe::bf16, with(overrides, more));
     }
     TemporaryFolder folder_;
 };

@@ -43,12 +43,6 @@ protected:
     std::unique_ptr<FolderLock> lock(const std::string& command = "train", Holder holder = Holder::keeps) {
         return std::make_unique<FolderLock>(out_.descriptor(), out_.path(), command, holder);
     }
-    std::set<std::string> names() const {
-        std::set<std::string> names;
-        for (const auto& entry : std::filesystem::directory_iterator(out_.path()))
-            names.insert(entry.path().filename().string());
-        return names;
-    }
     std::string path() const { return out_.path_of(".lock"); }
 
     TemporaryFolder folder_;
@@ -71,7 +65,7 @@ TEST_F(FolderLockTest, OneOwnerAndAnEmptyFileStays) {
     ASSERT_EQ(::stat(path().c_str(), &after), 0);
     EXPECT_EQ(after.st_ino, before.st_ino);
     second.reset();
-    EXPECT_EQ(names(), (std::set<std::string>{".lock"}));
+    EXPECT_EQ(names_in(out_.path()), (std::set<std::string>{".lock"}));
 }
 
 // Killed, with the file dated in the future, as by a machine with another clock.
@@ -99,7 +93,7 @@ TEST_F(FolderLockTest, ATakeoverEndsTheEarlierOwner) {
     second->check();
     EXPECT_EQ(third->try_to_take(), Attempt::held);
     expect_contains(third->holder(), "(train two)");
-    EXPECT_EQ(names(), (std::set<std::string>{".lock"}));
+    EXPECT_EQ(names_in(out_.path()), (std::set<std::string>{".lock"}));
     std::filesystem::remove(path());
     expect_contains(error_of(ExitCode::output, [&] { second->check(); }), "its .lock was emptied or removed");
 }
@@ -122,7 +116,7 @@ TEST_F(FolderLockTest, WithoutLocksNothingIsTakenUnlessTakenOver) {
     error_of(ExitCode::output, [&] { first->check(); });
     first.reset();
     second->check();
-    EXPECT_EQ(names(), (std::set<std::string>{".lock"}));
+    EXPECT_EQ(names_in(out_.path()), (std::set<std::string>{".lock"}));
 }
 
 TEST_F(FolderLockTest, AFolderThatIsGone) {

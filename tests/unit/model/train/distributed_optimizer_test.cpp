@@ -12,40 +12,29 @@
 namespace fp8flow::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-
 constexpr const char* kSharded = "training.use_distributed_optimizer=true";
-const Keys kBf16State = {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16",
-                         "training.exp_avg_sq_dtype=bf16"};
-
-Keys joined(Keys a, const Keys& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
+const Texts kBf16State = {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16",
+                          "training.exp_avg_sq_dtype=bf16"};
 
 // The divided run and the whole one; the same losses, norms, gradients, weights, moments and evaluation.
-void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys, int ranks = 4,
-                               const Keys& of_divided = {}) {
+void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Texts& keys, int ranks = 4,
+                               const Texts& of_divided = {}) {
     SCOPED_TRACE(fmt::format("{}, {} of {} ranks share the experts, {}", recipe_name(recipe), expert_ranks,
                              ranks, fmt::join(keys, " ")));
-    const Keys all = joined(
+    const Texts all = joined(
         {"training.micro_batch_size=1", fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)},
         keys);
     const RunOptions options{.steps = 3, .eval_batches = 1};
     const TrainingRun whole = train(test_config(recipe, all), ranks, options);
     const TrainingRun divided =
-        train(test_config(recipe, joined(joined(all, {kSharded}), of_divided)), ranks, options);
-    EXPECT_EQ(divided.losses(), whole.losses());
-    for (size_t i = 0; i < whole.steps.size(); ++i)
-        EXPECT_EQ(divided.steps[i].grad_norm, whole.steps[i].grad_norm) << "step " << i;
-    EXPECT_EQ(divided.held_out, whole.held_out);
-    expect_same_bits(divided.state, whole.state);
+        train(test_config(recipe, with(with(all, {kSharded}), of_divided)), ranks, options);
+    expect_same_run(divided, whole);
 }
 
 TEST(DistributedOptimizer, SameBitsAsTheWholeState) {
     for (const int expert_ranks : {1, 2, 4})
         for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow})
-            for (const Keys& keys : {Keys{}, kBf16State})
+            for (const Texts& keys : {Texts{}, kBf16State})
                 expect_same_bits_as_whole(recipe, expert_ranks, keys);
 }
 
@@ -60,26 +49,26 @@ TEST(DistributedOptimizer, SameBitsOnThreeRanks) {
 }
 
 TEST(DistributedOptimizer, SameBitsUnderOtherOrdersAndSchedules) {
-    for (const Keys& keys :
-         {Keys{"moe.moe_combine_order=invariant"}, Keys{"schedule.overlap_grad_reduce=true"},
-          Keys{"schedule.overlap_moe_expert_parallel_comm=true"}, Keys{"schedule.delay_wgrad_compute=true"},
-          Keys{"model.untie_embeddings_and_output_weights=false"},
-          Keys{"moe.moe_expert_rank_capacity_factor=0.01"}})
+    for (const Texts& keys :
+         {Texts{"moe.moe_combine_order=invariant"}, Texts{"schedule.overlap_grad_reduce=true"},
+          Texts{"schedule.overlap_moe_expert_parallel_comm=true"}, Texts{"schedule.delay_wgrad_compute=true"},
+          Texts{"model.untie_embeddings_and_output_weights=false"},
+          Texts{"moe.moe_expert_rank_capacity_factor=0.01"}})
         expect_same_bits_as_whole(Recipe::fp8_flow, 2, keys);
 }
 
 // Copies of a layer gathered beside the layer before, gradients reduced beside the backward; the rest of what
 // streams run, too, and steps that are redone.
 TEST(DistributedOptimizer, SameBitsWithTheWireBesideTheLayers) {
-    const Keys overlapped = {"schedule.overlap_param_gather=true", "schedule.overlap_grad_reduce=true"};
+    const Texts overlapped = {"schedule.overlap_param_gather=true", "schedule.overlap_grad_reduce=true"};
     for (const int ranks : {1, 2, 4})
         for (int expert_ranks = 1; expert_ranks <= ranks; expert_ranks *= 2)
             expect_same_bits_as_whole(Recipe::fp8_flow, expert_ranks, {}, ranks, overlapped);
-    for (const Keys& keys :
-         {Keys{"schedule.overlap_moe_expert_parallel_comm=true", "training.global_batch_size=12"},
-          Keys{"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"},
-          Keys{"model.untie_embeddings_and_output_weights=false", "recompute.recompute_granularity=full"},
-          Keys{"moe.moe_combine_order=invariant"}, Keys{"moe.moe_expert_rank_capacity_factor=0.01"}})
+    for (const Texts& keys :
+         {Texts{"schedule.overlap_moe_expert_parallel_comm=true", "training.global_batch_size=12"},
+          Texts{"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"},
+          Texts{"model.untie_embeddings_and_output_weights=false", "recompute.recompute_granularity=full"},
+          Texts{"moe.moe_combine_order=invariant"}, Texts{"moe.moe_expert_rank_capacity_factor=0.01"}})
         expect_same_bits_as_whole(Recipe::fp8_blockwise, 2, keys, 4, overlapped);
 }
 
@@ -87,7 +76,7 @@ TEST(DistributedOptimizer, SameBitsWithTheWireBesideTheLayers) {
 // other rank has, all.
 TEST(DistributedOptimizer, StateIsDividedOverTheRanksThatReplicateIt) {
     const auto config_of = [](int64_t expert_ranks, bool sharded) {
-        Keys keys = {fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)};
+        Texts keys = {fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)};
         if (sharded) keys.emplace_back(kSharded);
         return test_config(Recipe::fp8_flow, keys);
     };
@@ -131,10 +120,10 @@ TEST(DistributedOptimizer, CheckpointsFitEveryLayout) {
         bool sharded;
     };
     const auto config_of = [](const Layout& layout, const char* load) {
-        Keys keys = joined(kBf16State,
-                           {"training.micro_batch_size=1", "moe.moe_combine_order=invariant",
-                            "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
-                            fmt::format("parallel.expert_model_parallel_size={}", layout.expert_ranks)});
+        Texts keys = with(kBf16State,
+                          {"training.micro_batch_size=1", "moe.moe_combine_order=invariant",
+                           "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
+                           fmt::format("parallel.expert_model_parallel_size={}", layout.expert_ranks)});
         if (layout.sharded) keys.emplace_back(kSharded);
         Config config = test_config(Recipe::fp8_flow, keys);
         config.checkpoint.load = load;
@@ -234,7 +223,7 @@ TEST(DistributedOptimizer, GradientsAndCopiesCrossTheWireOnce) {
         std::map<std::string, double> sent[2];  // by all ranks, whole and divided
         double gradients = 0, copies = 0;
         for (const bool divided : {false, true}) {
-            Keys keys = {"parallel.expert_model_parallel_size=1"};
+            Texts keys = {"parallel.expert_model_parallel_size=1"};
             if (divided) keys.emplace_back(kSharded);
             const Config config = test_config(recipe, keys);
             after_timed_step(config, 2, [&](Trainer& trainer, ProcessGroup& world) {

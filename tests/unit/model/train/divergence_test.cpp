@@ -60,12 +60,6 @@ Baseline baseline(int ranks, Recipe recipe = Recipe::fp8_flow) {
     return base;
 }
 
-void expect_same_run(const TrainingRun& a, const TrainingRun& b) {
-    EXPECT_EQ(a.losses(), b.losses());
-    for (size_t i = 0; i < a.steps.size(); ++i) EXPECT_EQ(a.steps[i].skipped, b.steps[i].skipped) << i;
-    expect_same_bits(a.state, b.state);
-}
-
 TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
     for (const int ranks : {1, 2}) {
         SCOPED_TRACE(ranks);

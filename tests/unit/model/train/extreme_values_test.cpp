@@ -12,8 +12,6 @@
 namespace fp8flow::test {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 // In ascending order of the numbers that they are.
 const Texts kExtremes = {"-inf",
                          "-9223372036854775808",

@@ -12,14 +12,7 @@
 namespace fp8flow::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-
-Keys joined(Keys a, const Keys& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
-bool is_any(const std::string& name, const Keys& parts) {
+bool is_any(const std::string& name, const Texts& parts) {
     return std::any_of(parts.begin(), parts.end(),
                        [&](const std::string& part) { return name.find(part) != std::string::npos; });
 }
@@ -30,15 +23,15 @@ double squared(const std::vector<float>& values) {
     return sum;
 }
 
-void expect_frozen(Recipe recipe, const Keys& parts, int ranks, int expert_ranks, const Keys& keys = {}) {
+void expect_frozen(Recipe recipe, const Texts& parts, int ranks, int expert_ranks, const Texts& keys = {}) {
     SCOPED_TRACE(fmt::format("{}, {} frozen, {} of {} ranks share the experts, {}", recipe_name(recipe),
                              parts, expert_ranks, ranks, keys));
-    const Keys all = joined({"training.micro_batch_size=1", "training.lr_warmup_iters=0",
-                             fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)},
-                            keys);
+    const Texts all = with({"training.micro_batch_size=1", "training.lr_warmup_iters=0",
+                            fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)},
+                           keys);
     std::vector<Values> states(2);
     const TrainingRun frozen =
-        train(test_config(recipe, joined(all, {fmt::format("training.freeze=[{}]", fmt::join(parts, ","))})),
+        train(test_config(recipe, with(all, {fmt::format("training.freeze=[{}]", fmt::join(parts, ","))})),
               ranks, {.steps = 1, .before_step = [&](Trainer& trainer, ProcessGroup& world, int64_t step) {
                           Values state = collect(trainer, world, expert_ranks);
                           if (world.rank() == 0) states[static_cast<size_t>(step)] = std::move(state);
@@ -66,9 +59,9 @@ void expect_frozen(Recipe recipe, const Keys& parts, int ranks, int expert_ranks
 }
 
 TEST(Freeze, KeepsBitsAndLeavesOtherGradients) {
-    const Keys router = {"router", "word_embeddings"}, experts = {"experts.linear"},
-               attention = {"attention."}, norms = {"norm", "output_layer"};
-    for (const Keys& parts : {router, experts, attention, norms}) {
+    const Texts router = {"router", "word_embeddings"}, experts = {"experts.linear"},
+                attention = {"attention."}, norms = {"norm", "output_layer"};
+    for (const Texts& parts : {router, experts, attention, norms}) {
         expect_frozen(Recipe::fp8_flow, parts, 2, 2);
         expect_frozen(Recipe::bf16, parts, 1, 1);
     }
@@ -77,13 +70,13 @@ TEST(Freeze, KeepsBitsAndLeavesOtherGradients) {
 }
 
 TEST(Freeze, WithOtherOrdersStatesAndSchedules) {
-    const Keys parts = {"linear_fc2", "router"};
-    for (const Keys& keys :
-         {Keys{"training.use_distributed_optimizer=true"}, Keys{"moe.moe_combine_order=invariant"},
-          Keys{"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16"},
-          Keys{"training.use_distributed_optimizer=true", "schedule.overlap_param_gather=true",
-               "schedule.overlap_grad_reduce=true"},
-          Keys{"schedule.delay_wgrad_compute=true", "precision.moe_wgrad_micro_batches=2"}})
+    const Texts parts = {"linear_fc2", "router"};
+    for (const Texts& keys :
+         {Texts{"training.use_distributed_optimizer=true"}, Texts{"moe.moe_combine_order=invariant"},
+          Texts{"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16"},
+          Texts{"training.use_distributed_optimizer=true", "schedule.overlap_param_gather=true",
+                "schedule.overlap_grad_reduce=true"},
+          Texts{"schedule.delay_wgrad_compute=true", "precision.moe_wgrad_micro_batches=2"}})
         expect_frozen(Recipe::fp8_flow, parts, 2, 1, keys);
     expect_frozen(Recipe::bf16, {"word_embeddings"}, 2, 1,
                   {"model.untie_embeddings_and_output_weights=false"});
@@ -91,8 +84,8 @@ TEST(Freeze, WithOtherOrdersStatesAndSchedules) {
 
 // Moments, main gradients and what is sent, in a run and in its plan.
 TEST(Freeze, PlanAndRunLeaveThemOut) {
-    for (const Keys& parts : {Keys{}, Keys{"experts.linear_fc1", "embedding"}, Keys{"layers.1.", "norm"},
-                              Keys{"router", "self_attention", "output_layer"}}) {
+    for (const Texts& parts : {Texts{}, Texts{"experts.linear_fc1", "embedding"}, Texts{"layers.1.", "norm"},
+                               Texts{"router", "self_attention", "output_layer"}}) {
         SCOPED_TRACE(fmt::format("{}", parts));
         const Config config =
             test_config(Recipe::bf16, {"parallel.expert_model_parallel_size=1",
@@ -124,31 +117,31 @@ TEST(Freeze, PlanAndRunLeaveThemOut) {
 }
 
 TEST(Freeze, ARouterKeepsItsExpertBias) {
-    const Keys keys = {"moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true"};
-    const auto bias = [&](const Keys& more) {
-        return train(test_config(Recipe::bf16, joined(keys, more)), 1, {.steps = 2}).state.at("bias 1");
+    const Texts keys = {"moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true"};
+    const auto bias = [&](const Texts& more) {
+        return train(test_config(Recipe::bf16, with(keys, more)), 1, {.steps = 2}).state.at("bias 1");
     };
     EXPECT_GT(squared(bias({})), 0);
     EXPECT_EQ(squared(bias({"training.freeze=[router]"})), 0);
 }
 
 TEST(Freeze, CheckpointsGoOnFrozenAndThawed) {
-    const Keys keys = {"training.train_iters=8", "checkpoint.save_interval=4", "training.lr_warmup_iters=0"};
+    const Texts keys = {"training.train_iters=8", "checkpoint.save_interval=4", "training.lr_warmup_iters=0"};
     const std::string moment = "m layers.1.moe.router.weight", weight = "weight layers.1.moe.router.weight";
-    const auto config_of = [&](const Keys& more) { return test_config(Recipe::bf16, joined(keys, more)); };
-    const Keys frozen = {"training.freeze=[router]"},
-               with_moments = {"training.freeze=[router]", "training.freeze_keeps_moments=true"},
-               goes_on = {"checkpoint.load=auto", "checkpoint.save_interval=0"};
-    for (const Keys& sharded : {Keys{}, Keys{"training.use_distributed_optimizer=true"}}) {
+    const auto config_of = [&](const Texts& more) { return test_config(Recipe::bf16, with(keys, more)); };
+    const Texts frozen = {"training.freeze=[router]"},
+                with_moments = {"training.freeze=[router]", "training.freeze_keeps_moments=true"},
+                goes_on = {"checkpoint.load=auto", "checkpoint.save_interval=0"};
+    for (const Texts& sharded : {Texts{}, Texts{"training.use_distributed_optimizer=true"}}) {
         TemporaryFolder cold, warm;
-        const auto run = [&](const TemporaryFolder& folder, const Keys& more, int64_t steps) {
-            return train_with_checkpoints(config_of(joined(sharded, more)), 2, {folder.path(), steps});
+        const auto run = [&](const TemporaryFolder& folder, const Texts& more, int64_t steps) {
+            return train_with_checkpoints(config_of(with(sharded, more)), 2, {folder.path(), steps});
         };
         const TrainingRun first = run(cold, frozen, 4);
         EXPECT_FALSE(first.state.contains(moment));
         const TrainingRun whole = train_with_checkpoints(
-            config_of(joined(joined(sharded, frozen), {"checkpoint.save_interval=0"})), 2, {"", 8});
-        const TrainingRun rest = run(cold, joined(frozen, goes_on), 8);
+            config_of(with(with(sharded, frozen), {"checkpoint.save_interval=0"})), 2, {"", 8});
+        const TrainingRun rest = run(cold, with(frozen, goes_on), 8);
         expect_same_bits(rest.state, whole.state);
         EXPECT_EQ(rest.state.at(weight), first.state.at(weight));
         // trained from there on, with moments from 0
@@ -157,8 +150,8 @@ TEST(Freeze, CheckpointsGoOnFrozenAndThawed) {
         EXPECT_NE(thawed.state.at(weight), first.state.at(weight));
         // the other way round: their moments are dropped, or stay as they are
         const TrainingRun trained = run(warm, {}, 4);
-        EXPECT_FALSE(run(warm, joined(frozen, goes_on), 6).state.contains(moment));
-        const TrainingRun kept = run(warm, joined(with_moments, goes_on), 6);
+        EXPECT_FALSE(run(warm, with(frozen, goes_on), 6).state.contains(moment));
+        const TrainingRun kept = run(warm, with(with_moments, goes_on), 6);
         EXPECT_EQ(kept.state.at(moment), trained.state.at(moment));
         EXPECT_EQ(kept.state.at(weight), trained.state.at(weight));
     }

@@ -14,16 +14,10 @@ namespace {
 using namespace data;
 using test::test_config;
 using test::TrainingRun;
-using Texts = std::vector<std::string>;
 
 // All steps of the configuration.
 TrainingRun train_all(const Config& config, int ranks) {
     return test::train(config, ranks, {.steps = config.training.train_iters});
-}
-
-Texts with(Texts keys, const Texts& more) {
-    keys.insert(keys.end(), more.begin(), more.end());
-    return keys;
 }
 
 // Two MoE layers with losses, bias and two micro-batches of a step, and what they are computed with.

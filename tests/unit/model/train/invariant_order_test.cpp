@@ -12,23 +12,14 @@ namespace {
 
 using namespace test;
 
-// Whole steps: losses, gradient norms, gradients, weights and moments.
-void expect_same_run(const TrainingRun& run, const TrainingRun& wanted) {
-    EXPECT_EQ(run.losses(), wanted.losses());
-    for (size_t i = 0; i < wanted.steps.size(); ++i)
-        EXPECT_EQ(run.steps[i].grad_norm, wanted.steps[i].grad_norm) << "step " << i;
-    expect_same_bits(run.state, wanted.state);
-}
-
-using Keys = std::vector<std::string>;
-Config invariant_config(Recipe recipe, int expert_ranks, Keys keys) {
-    keys.push_back("moe.moe_combine_order=invariant");
-    keys.push_back(fmt::format("parallel.expert_model_parallel_size={}", expert_ranks));
-    return test_config(recipe, keys);
+Config invariant_config(Recipe recipe, int expert_ranks, const Texts& keys) {
+    return test_config(recipe,
+                       with(keys, {"moe.moe_combine_order=invariant",
+                                   fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)}));
 }
 
 // On four ranks, whether 1, 2 or 4 of them share the experts.
-void expect_same_on_four_ranks(Recipe recipe, const Keys& keys, int64_t steps) {
+void expect_same_on_four_ranks(Recipe recipe, const Texts& keys, int64_t steps) {
     const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = steps});
     for (const int expert_ranks : {2, 4}) {
         SCOPED_TRACE(fmt::format("{}, {}, {} of 4 ranks share the experts", recipe_name(recipe),
@@ -39,7 +30,7 @@ void expect_same_on_four_ranks(Recipe recipe, const Keys& keys, int64_t steps) {
 
 // Two micro-batches a step, balancing losses, an expert bias, clipping.
 TEST(InvariantOrder, TrainsToTheSameBits) {
-    const Keys keys = {
+    const Texts keys = {
         "training.micro_batch_size=1", "moe.moe_router_load_balancing_type=[aux_loss,global_aux_loss]",
         "moe.moe_aux_loss_coeff=[0.01,0.02]", "moe.moe_z_loss_coeff=0.001",
         "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
@@ -49,7 +40,7 @@ TEST(InvariantOrder, TrainsToTheSameBits) {
 }
 
 TEST(InvariantOrder, TrainsToTheSameBitsForFiftySteps) {
-    const Keys keys = {"training.micro_batch_size=1", "training.train_iters=50"};
+    const Texts keys = {"training.micro_batch_size=1", "training.train_iters=50"};
     for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) expect_same_on_four_ranks(recipe, keys, 50);
 }
 
@@ -62,7 +53,7 @@ TEST(InvariantOrder, WithForcedChoices) {
 
 // More than one replica of more than one source, in every mixture.
 TEST(InvariantOrder, OnEightRanks) {
-    const Keys keys = {"training.micro_batch_size=1", "training.global_batch_size=16", "moe.num_experts=8"};
+    const Texts keys = {"training.micro_batch_size=1", "training.global_batch_size=16", "moe.num_experts=8"};
     const TrainingRun apart = train(invariant_config(Recipe::fp8_flow, 1, keys), 8, {.steps = 3});
     for (const int expert_ranks : {2, 4, 8}) {
         SCOPED_TRACE(expert_ranks);
@@ -74,10 +65,10 @@ TEST(InvariantOrder, OnEightRanks) {
 // What else touches weight gradients: gradients in BF16, BF16 operands, two micro-batches in one GEMM,
 // streams beside each other, narrow pads, rows that do not fit at first.
 TEST(InvariantOrder, WithOtherGradientsAndSchedules) {
-    const Keys small = {"training.micro_batch_size=1"};
+    const Texts small = {"training.micro_batch_size=1"};
     struct Variant {
         Recipe recipe;
-        Keys keys;
+        Texts keys;
     };
     const std::vector<Variant> variants = {
         {Recipe::fp8_flow, {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16"}},
@@ -93,11 +84,8 @@ TEST(InvariantOrder, WithOtherGradientsAndSchedules) {
         {Recipe::fp8_flow, {"recompute.recompute_granularity=full"}},
         {Recipe::fp8_flow, {"moe.moe_expert_rank_capacity_factor=0.01"}},
     };
-    for (const Variant& variant : variants) {
-        Keys keys = small;
-        keys.insert(keys.end(), variant.keys.begin(), variant.keys.end());
-        expect_same_on_four_ranks(variant.recipe, keys, 2);
-    }
+    for (const Variant& variant : variants)
+        expect_same_on_four_ranks(variant.recipe, with(small, variant.keys), 2);
 }
 
 // Ranks on several hosts: rows inside the groups that share the experts, sums over all ranks. Where a group
@@ -118,8 +106,8 @@ TEST(InvariantOrder, HostsChangeNoBit) {
                                    {"4x2", 8, 2}}) {
             SCOPED_TRACE(fmt::format("{}, {} hosts, {} of {} ranks share the experts", recipe_name(recipe),
                                      hosts.text, hosts.expert_ranks, hosts.ranks));
-            Keys keys = {"training.micro_batch_size=1",
-                         fmt::format("parallel.expert_model_parallel_size={}", hosts.expert_ranks)};
+            Texts keys = {"training.micro_batch_size=1",
+                          fmt::format("parallel.expert_model_parallel_size={}", hosts.expert_ranks)};
             const TrainingRun one = train(test_config(recipe, keys), hosts.ranks, {.steps = 3});
             keys.push_back(fmt::format("parallel.hosts={}", hosts.text));
             expect_same_run(train(test_config(recipe, keys), hosts.ranks, {.steps = 3}), one);

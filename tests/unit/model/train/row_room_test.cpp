@@ -119,16 +119,13 @@ TEST(RowRoom, ARunThatGrowsHasTheBitsOfTheWorstCase) {
         for (const double skew : {2.0, 4.0})
             for (const auto& more : variants) {
                 if (ranks != 2 && !more.empty()) continue;
-                std::vector<std::string> keys = keys_of(ranks, skew);
-                keys.insert(keys.end(), more.begin(), more.end());
+                Texts keys = with(keys_of(ranks, skew), more);
                 SCOPED_TRACE(fmt::format("{} ranks, skew {}, {}", ranks, skew, fmt::join(more, " ")));
                 const RunOptions options{.steps = 3, .eval_batches = 1};
                 const TrainingRun grows = train(test_config(Recipe::fp8_flow, keys), ranks, options);
                 keys.push_back("moe.moe_expert_rank_capacity_factor=0");
                 const TrainingRun worst = train(test_config(Recipe::fp8_flow, keys), ranks, options);
-                EXPECT_EQ(grows.losses(), worst.losses());
-                EXPECT_EQ(grows.held_out, worst.held_out);
-                expect_same_bits(grows.state, worst.state);
+                expect_same_run(grows, worst);
                 int64_t redone = 0;
                 for (const StepResult& step : grows.steps) {
                     redone += step.redone;

@@ -9,15 +9,8 @@
 namespace fp8flow::test {
 namespace {
 
-using Keys = std::vector<std::string>;
-
-const Keys kBf16 = {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16",
-                    "training.exp_avg_sq_dtype=bf16"};
-
-Keys joined(Keys a, const Keys& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
+const Texts kBf16 = {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16",
+                     "training.exp_avg_sq_dtype=bf16"};
 
 double mean_of_last(const TrainingRun& run, size_t count) {
     double sum = 0;
@@ -26,11 +19,11 @@ double mean_of_last(const TrainingRun& run, size_t count) {
 }
 
 TEST(StateDtypes, Bf16LearnsAsFp32Does) {
-    const Keys keys = {"training.train_iters=60", "training.global_batch_size=8",
-                       "training.micro_batch_size=2"};
+    const Texts keys = {"training.train_iters=60", "training.global_batch_size=8",
+                        "training.micro_batch_size=2"};
     const RunOptions options{.steps = 60};
     const TrainingRun fp32 = train(test_config(Recipe::fp8_flow, keys), 1, options);
-    const TrainingRun bf16 = train(test_config(Recipe::fp8_flow, joined(keys, kBf16)), 1, options);
+    const TrainingRun bf16 = train(test_config(Recipe::fp8_flow, with(keys, kBf16)), 1, options);
     EXPECT_LT(mean_of_last(fp32, 10), fp32.steps[0].lm_loss - 0.5);
     EXPECT_NEAR(mean_of_last(bf16, 10), mean_of_last(fp32, 10), 0.02);
     EXPECT_NE(fp32.losses(), bf16.losses());
@@ -62,30 +55,28 @@ TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
 
 // Rows that run out: the step is done again with the bits of one that had room.
 TEST(StateDtypes, AStepDoneAgainRoundsAlike) {
-    Keys keys = joined(
+    Texts keys = joined(
         kBf16, {"model.moe_layer_freq=[1, 1]", "parallel.expert_model_parallel_size=2", "model.seq_length=64",
                 "training.micro_batch_size=2", "moe.moe_expert_rank_capacity_factor=0"});
     const TrainingRun ample = train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 3});
     keys.back() = "moe.moe_expert_rank_capacity_factor=0.01";
     const TrainingRun tight = train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 3});
     EXPECT_GT(tight.steps[0].redone, 0);
-    EXPECT_EQ(ample.losses(), tight.losses());
-    expect_same_bits(ample.state, tight.state);
+    expect_same_run(ample, tight);
 }
 
 // Replicas of experts round with other random bits, and agree on the sum.
 TEST(StateDtypes, SchedulesAndReplicasGiveTheSameBits) {
-    const Keys keys = joined(kBf16, {"parallel.expert_model_parallel_size=2", "training.micro_batch_size=1",
-                                     "model.seq_length=32"});
+    const Texts keys = with(kBf16, {"parallel.expert_model_parallel_size=2", "training.micro_batch_size=1",
+                                    "model.seq_length=32"});
     for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_blockwise, Recipe::bf16}) {
         SCOPED_TRACE(recipe_name(recipe));
         const TrainingRun plain = train(test_config(recipe, keys), 4, {.steps = 3});
         for (const char* schedule : {"schedule.delay_wgrad_compute=true", "schedule.overlap_grad_reduce=true",
                                      "schedule.overlap_moe_expert_parallel_comm=true"}) {
             SCOPED_TRACE(schedule);
-            const TrainingRun other = train(test_config(recipe, joined(keys, {schedule})), 4, {.steps = 3});
-            EXPECT_EQ(plain.losses(), other.losses());
-            expect_same_bits(plain.state, other.state);
+            const TrainingRun other = train(test_config(recipe, with(keys, {schedule})), 4, {.steps = 3});
+            expect_same_run(plain, other);
         }
     }
 }
@@ -93,11 +84,11 @@ TEST(StateDtypes, SchedulesAndReplicasGiveTheSameBits) {
 // The rounding itself does not depend on who holds an expert: with one rank's tokens, the experts' gradients
 // of one rank and of two are equal.
 TEST(StateDtypes, GradientsOfExpertsDoNotDependOnWhoHoldsThem) {
-    const Keys keys = joined(kBf16, {"training.micro_batch_size=1", "training.global_batch_size=1",
-                                     "moe.moe_combine_order=invariant"});
+    const Texts keys = with(kBf16, {"training.micro_batch_size=1", "training.global_batch_size=1",
+                                    "moe.moe_combine_order=invariant"});
     const TrainingRun one = train(test_config(Recipe::bf16, keys), 1, {.steps = 1});
     const TrainingRun two = train(
-        test_config(Recipe::bf16, joined(keys, {"parallel.expert_model_parallel_size=2"})), 2, {.steps = 1});
+        test_config(Recipe::bf16, with(keys, {"parallel.expert_model_parallel_size=2"})), 2, {.steps = 1});
     EXPECT_EQ(one.losses(), two.losses());
     int compared = 0;
     for (const auto& [name, values] : one.state) {
@@ -109,10 +100,10 @@ TEST(StateDtypes, GradientsOfExpertsDoNotDependOnWhoHoldsThem) {
 }
 
 TEST(StateDtypes, ResumedRunsAndOtherTypesOfCheckpoints) {
-    const auto config_of = [](const Keys& more) {
+    const auto config_of = [](const Texts& more) {
         return test_config(
             Recipe::fp8_flow,
-            joined({"parallel.expert_model_parallel_size=2", "training.micro_batch_size=2"}, more));
+            with({"parallel.expert_model_parallel_size=2", "training.micro_batch_size=2"}, more));
     };
     const auto saving = [](Config config) {
         config.checkpoint.save_interval = 4;

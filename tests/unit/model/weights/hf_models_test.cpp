@@ -160,14 +160,8 @@ TEST(HfModels, AnExportReplacesTheOneBefore) {
                         .format = ExportFormat::f32,
                         .config_json = hf_config_of(config_of(c), ExportFormat::f32)};
     const std::string hf = folder.path("hf");
-    const auto files = [&] {
-        std::set<std::string> names;
-        for (const auto& entry : std::filesystem::directory_iterator(hf))
-            names.insert(entry.path().filename().string());
-        return names;
-    };
     round_trip(c, choice, 2, 1, hf);
-    EXPECT_EQ(files(),
+    EXPECT_EQ(names_in(hf),
               (std::set<std::string>{"config.json", "model-00001-of-00002.safetensors",
                                      "model-00002-of-00002.safetensors", "model.safetensors.index.json"}));
     folder.write("hf/tokenizer.json", "{}");  // the user's
@@ -175,8 +169,8 @@ TEST(HfModels, AnExportReplacesTheOneBefore) {
     choice.config_json.clear();
     const RoundTrip trip = round_trip(c, choice, 1, 1, hf);
     EXPECT_EQ(trip.before, trip.after);
-    EXPECT_EQ(files(), (std::set<std::string>{"model-00001-of-00001.safetensors",
-                                              "model.safetensors.index.json", "tokenizer.json"}));
+    EXPECT_EQ(names_in(hf), (std::set<std::string>{"model-00001-of-00001.safetensors",
+                                                   "model.safetensors.index.json", "tokenizer.json"}));
 }
 
 // Or it follows from the configuration: a head that is tied to the embedding, tables of the rotary embedding.
