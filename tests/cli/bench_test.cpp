@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-json rows_of(const std::string& folder) { return json::parse(read_whole(folder + "/bench.json")); }
+json rows_of(const std::string& folder) { return read_json(folder + "/bench.json"); }
 
 Texts bench(const Texts& more) { return with({"bench", "--backend", "reference"}, more); }
 
@@ -323,8 +323,7 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "--suite", "small", "--match", "no_such"}, "no selected row matches 'no_such'"},
     };
     for (const Wrong& wrong : wrongs) {
-        Texts line = with(wrong.line, {"--backend", "reference"});
-        const std::string result = failure(2, fp8flow_alone(line));
+        const std::string result = failure(2, fp8flow_alone(with(wrong.line, {"--backend", "reference"})));
         const Texts errors = error_lines(result);
         ASSERT_EQ(errors.size(), 1u) << wrong.part << "\n" << result;
         expect_contains(errors[0], wrong.part);

@@ -114,6 +114,13 @@ std::string failure(int status, const CommandResult& run) {
     return run.err;
 }
 
+std::string failure(ExitCode code, const CommandResult& run) { return failure(static_cast<int>(code), run); }
+
+void wait_for(const std::function<bool()>& condition) {
+    for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_TRUE(condition());
+}
+
 Texts mpirun_line(int ranks, const Texts& arguments) {
     return with({FP8FLOW_MPIEXEC, "-n", std::to_string(ranks), "--quiet", "--oversubscribe", "--bind-to",
                  "none", FP8FLOW_EXECUTABLE},
@@ -160,6 +167,8 @@ std::vector<int> ranks_below(int mpirun) {
 std::string config_file(const std::string& name) {
     return std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml";
 }
+
+nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(read_whole(path)); }
 
 Texts lines_of(const std::string& text) {
     std::istringstream stream(text);

@@ -47,6 +47,9 @@ CommandResult fp8flow_on_ranks(int ranks, const Texts& arguments, const std::str
 // A run that must end with status 0; and the errors of one that must end with another.
 CommandResult succeeded(CommandResult run);
 std::string failure(int status, const CommandResult& run);
+std::string failure(ExitCode code, const CommandResult& run);
+// Until the condition holds, at most a minute.
+void wait_for(const std::function<bool()>& condition);
 Texts mpirun_line(int ranks, const Texts& arguments);
 // The line with `--set SETTING` for each.
 Texts with_settings(Texts line, const Texts& settings);
@@ -60,6 +63,7 @@ Texts with_faults(Texts line, const Texts& environment);
 std::vector<int> ranks_below(int mpirun);
 
 std::string config_file(const std::string& name);  // configs/NAME.yaml of the sources
+nlohmann::json read_json(const std::string& path);
 // The lines of `text` that begin with "fp8flow: error:".
 Texts error_lines(const std::string& text);
 Texts lines_of(const std::string& text);

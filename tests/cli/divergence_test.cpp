@@ -63,10 +63,8 @@ TEST(Divergence, AStateThatIsSavedIsNotSavedAgain) {
         EXPECT_TRUE(std::filesystem::exists(out + "/checkpoints/step_00000001/manifest.json"));
     };
     expect_stop({"checkpoint.save_interval=1", "training.grad_norm_limit=9"}, {});
-    ASSERT_EQ(
-        fp8flow_alone(train(out, {"checkpoint.save_interval=1", "training.train_iters=1"}, {"--overwrite"}))
-            .status,
-        0);
+    succeeded(
+        fp8flow_alone(train(out, {"checkpoint.save_interval=1", "training.train_iters=1"}, {"--overwrite"})));
     expect_stop({"checkpoint.save_interval=5", "training.grad_norm_limit=9"}, {"--resume", "auto"});
 }
 
@@ -87,18 +85,17 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
     std::vector<int64_t> all(12);
     std::iota(all.begin(), all.end(), 1);
     EXPECT_EQ(events_of(folder.path("a/tb"), "lm loss"), all);
-    const auto stats = nlohmann::json::parse(read_whole(folder.path("a/tensor_stats.json")));
+    const auto stats = read_json(folder.path("a/tensor_stats.json"));
     EXPECT_EQ(stats[0].at("first iteration"), 1);
     EXPECT_EQ(stats[0].at("last iteration"), 12);
     const int64_t values = stats[0].at("values");  // the first of a layer, each iteration has as many
     EXPECT_EQ(values % 12, 0) << values;
-    const auto transposed = nlohmann::json::parse(read_whole(folder.path("a/transposed_stats.json")));
+    const auto transposed = read_json(folder.path("a/transposed_stats.json"));
     std::vector<int64_t> observed;
     for (const auto& one : transposed.at("iterations")) observed.push_back(one.at("iteration"));
     EXPECT_EQ(observed, all);
 
-    Texts shorter = with(keys, {"training.train_iters=7"});
-    succeeded(fp8flow_alone(train(folder.path("b"), shorter)));
+    succeeded(fp8flow_alone(train(folder.path("b"), with(keys, {"training.train_iters=7"}))));
     succeeded(fp8flow_alone(train(folder.path("b"), keys, {"--resume", "auto"})));
     EXPECT_EQ(numbers_of(folder.path("b")), numbers);
 }
@@ -120,21 +117,19 @@ TEST(Divergence, SkipsAreCountedAndEnd) {
 
 TEST(Divergence, WantsACheckpointToGoBackTo) {
     TemporaryFolder folder;
-    const CommandResult run = fp8flow_alone(train(folder.path("out"), {"training.on_divergence=rollback"}));
-    EXPECT_EQ(run.status, static_cast<int>(ExitCode::usage));
-    expect_contains(run.err, "checkpoint.save_interval");
+    const Texts line = train(folder.path("out"), {"training.on_divergence=rollback"});
+    expect_contains(failure(ExitCode::usage, fp8flow_alone(line)), "checkpoint.save_interval");
 }
 
 // Files of more than 5 MB cannot be written: a checkpoint has 5.5.
 TEST(CheckpointOnError, WarnGoesOnAndSaysSo) {
     for (const bool warn : {true, false}) {
         TemporaryFolder folder;
-        Texts line = {"/bin/sh", "-c", "ulimit -f 10400; exec \"$0\" \"$@\"", FP8FLOW_EXECUTABLE};
+        const Texts shell = {"/bin/sh", "-c", "ulimit -f 10400; exec \"$0\" \"$@\"", FP8FLOW_EXECUTABLE};
         const Texts arguments =
             train(folder.path("out"), {"checkpoint.save_interval=4", "training.lr=0.001",
                                        std::string("checkpoint.on_error=") + (warn ? "warn" : "stop")});
-        line.insert(line.end(), arguments.begin(), arguments.end());
-        const CommandResult run = RunningCommand(line, "").wait(60);
+        const CommandResult run = RunningCommand(with(shell, arguments), "").wait(60);
         EXPECT_EQ(run.status, static_cast<int>(ExitCode::checkpoint)) << run.err;
         const size_t steps = numbers_of(folder.path("out")).size();
         if (warn) {
@@ -145,8 +140,7 @@ TEST(CheckpointOnError, WarnGoesOnAndSaysSo) {
             EXPECT_LT(steps, 12u);
             expect_contains(run.err, "step_00000004");
         }
-        for (const auto& entry : std::filesystem::directory_iterator(folder.path("out") + "/checkpoints"))
-            EXPECT_EQ(entry.path().filename(), ".lock");
+        EXPECT_EQ(names_in(folder.path("out/checkpoints")), std::set<std::string>{".lock"});
     }
 }
 

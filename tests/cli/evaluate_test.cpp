@@ -47,12 +47,10 @@ protected:
         const Texts line =
             with({"evaluate", "run", "--out", "evaluation" + std::to_string(++evaluations_)}, more);
         succeeded(run(ranks, line));
-        return nlohmann::json::parse(read_whole(folder_->path(line[3] + "/evaluate.json")));
+        return read_json(folder_->path(line[3] + "/evaluate.json"));
     }
     static std::string generated(int ranks, const Texts& more) {
-        const Texts line = with({"generate", "run"}, more);
-        const CommandResult result = succeeded(run(ranks, line));
-        return result.out;
+        return succeeded(run(ranks, with({"generate", "run"}, more))).out;
     }
 
     static std::unique_ptr<TemporaryFolder> folder_;
@@ -152,11 +150,9 @@ TEST_F(TrainedOnAPeriod, WhatIsMissingIsSaid) {
 // predictions compares trained models, more closely.
 std::unique_ptr<TemporaryFolder> small_models() {
     auto folder = std::make_unique<TemporaryFolder>();
-    EXPECT_EQ(RunningCommand({"python3", FP8FLOW_SOURCE_DIR "/tests/support/hf_predictions.py", "."},
+    succeeded(RunningCommand({"python3", FP8FLOW_SOURCE_DIR "/tests/support/hf_predictions.py", "."},
                              folder->path())
-                  .wait(60)
-                  .status,
-              0);
+                  .wait(60));
     return folder;
 }
 
@@ -190,10 +186,7 @@ TEST(Predictions, AgreeWithTransformers) {
             return succeeded(fp8flow_alone(line, folder.path())).out;
         };
         run({"evaluate", "--windows", "1000", "--out", "out_" + model.family});
-        const auto all =
-            nlohmann::json::parse(read_whole(folder.path("out_" + model.family + "/evaluate.json")))
-                .at("sources")
-                .at(0);
+        const auto all = read_json(folder.path("out_" + model.family + "/evaluate.json")).at("sources").at(0);
         EXPECT_EQ(all.at("tokens"), 160);
         EXPECT_NEAR(all.at("loss").get<double>(), model.loss, 1e-2);
         EXPECT_NEAR(all.at("next_token_accuracy").get<double>() * 160, model.right, 1.01);
@@ -243,21 +236,17 @@ TEST(Predictions, AnExportHasTheOrderAndTheWidthOfItsModel) {
     const std::string down = "model.layers.0.mlp.down_proj.weight";
     EXPECT_EQ(after.at(down).first, (std::vector<int64_t>{128, 200}));
     EXPECT_NE(after.at(down).second, before.at(down).second);
-    EXPECT_EQ(nlohmann::json::parse(read_whole(folder->path("moved/hf/config.json"))).at("intermediate_size"),
-              200);
+    EXPECT_EQ(read_json(folder->path("moved/hf/config.json")).at("intermediate_size"), 200);
     // DeepSeek-V3.2 without its indexer is deepseek_v3.
     EXPECT_EQ(trained("deepseek_v32", "indexed", "bf16", "0"), before);
     expect_contains(log, "an export is deepseek_v3 without it");
     expect_contains(log,
                     "10 tensors of the indexer are ignored, e.g. model.layers.0.self_attn.indexer.k_norm.");
-    EXPECT_EQ(nlohmann::json::parse(read_whole(folder->path("indexed/hf/config.json"))).at("model_type"),
-              "deepseek_v3");
+    EXPECT_EQ(read_json(folder->path("indexed/hf/config.json")).at("model_type"), "deepseek_v3");
     // Its settings name the family, whatever follows.
-    const auto error = [&](std::vector<std::string> line) {
+    const auto error = [&](Texts line) {
         line.insert(line.begin() + 1, "indexed/config.yaml");
-        const CommandResult run = fp8flow_alone(line, folder->path());
-        EXPECT_EQ(run.status, static_cast<int>(ExitCode::usage));
-        return run.err;
+        return failure(ExitCode::usage, fp8flow_alone(line, folder->path()));
     };
     const std::string longer = "model.seq_length: got 2176, want at most index_topk = 2048";
     expect_contains(error({"train", "--out", "long", "--set", "model.seq_length=2176"}), longer);

@@ -96,11 +96,10 @@ protected:
     void start(int ranks, const std::string& deadline_seconds) {
         run_ = std::make_unique<RunningCommand>(
             mpirun_line(ranks, {"train", config_file("test"), "--backend", "reference", "--out",
-                                folder_.path("out"), "--set", "training.train_iters=1000000", "--set",
-                                "parallel.peer_deadline_seconds=" + deadline_seconds}),
+                                folder_.path("out"), "--overwrite", "--set", "training.train_iters=1000000",
+                                "--set", "parallel.peer_deadline_seconds=" + deadline_seconds}),
             "");
-        for (int i = 0; i < 6000 && run_->out_so_far().find("iteration       2/") == std::string::npos; ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        wait_for([&] { return run_->out_so_far().find("iteration       2/") != std::string::npos; });
         ranks_ = ranks_below(run_->pid());
         ASSERT_EQ(ranks_.size(), static_cast<size_t>(ranks)) << run_->out_so_far();
     }
@@ -124,26 +123,18 @@ protected:
     std::vector<int> ranks_;
 };
 
-TEST_F(LongRun, KilledRankTakesTheJobDown) {
-    start(2, "60");
-    ASSERT_EQ(::kill(ranks_.back(), SIGKILL), 0);
-    const CommandResult result = run_->wait(kSeconds);
-    EXPECT_FALSE(result.timed_out) << result.err;
-    EXPECT_NE(result.status, 0);
-    ASSERT_EQ(error_lines(result.err).size(), 1u) << result.err;
-    expect_contains(result.err, "another rank was lost");
-    expect_all_gone();
-}
-
-TEST_F(LongRun, CrashedRankIsReported) {
-    start(2, "60");
-    ASSERT_EQ(::kill(ranks_.back(), SIGSEGV), 0);
-    const CommandResult result = run_->wait(kSeconds);
-    EXPECT_FALSE(result.timed_out) << result.err;
-    EXPECT_NE(result.status, 0);
-    EXPECT_EQ(error_lines(result.err).size(), 1u) << result.err;
-    expect_contains(result.err, "another rank was lost");
-    expect_all_gone();
+TEST_F(LongRun, AKilledOrCrashedRankTakesTheJobDown) {
+    for (const int signal : {SIGKILL, SIGSEGV}) {
+        SCOPED_TRACE(signal);
+        start(2, "60");
+        ASSERT_EQ(::kill(ranks_.back(), signal), 0);
+        const CommandResult result = run_->wait(kSeconds);
+        EXPECT_FALSE(result.timed_out) << result.err;
+        EXPECT_NE(result.status, 0);
+        EXPECT_EQ(error_lines(result.err).size(), 1u) << result.err;
+        expect_contains(result.err, "another rank was lost");
+        expect_all_gone();
+    }
 }
 
 TEST_F(LongRun, CancelledJobEndsWithoutAResult) {
@@ -166,9 +157,7 @@ TEST_F(LongRun, LateRankIsWaitedFor) {
     };
     const auto before = lines();
     ASSERT_EQ(::kill(ranks_.back(), SIGCONT), 0);
-    for (int i = 0; i < 3000 && lines() < before + 3; ++i)
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    EXPECT_GE(lines(), before + 3) << "no steps after the rank came back";
+    wait_for([&] { return lines() >= before + 3; });  // steps after the rank came back
     ASSERT_EQ(::kill(run_->pid(), SIGINT), 0);
     EXPECT_FALSE(run_->wait(kSeconds).timed_out);
     expect_all_gone();

@@ -82,7 +82,7 @@ TEST(Memory, WhatARedoneStepLostIsReported) {
     const CommandResult result = succeeded(RunningCommand(mpirun_line(2, line), "").wait(kSeconds));
     expect_contains(result.out, " iteration 1 is repeated (1 time, ");
     expect_contains(result.out, "  redone         1 of 3 iterations, 1 time in all: ");
-    const auto memory = nlohmann::json::parse(read_whole(folder.path("out") + "/memory.json"));
+    const auto memory = read_json(folder.path("out") + "/memory.json");
     EXPECT_EQ(memory.at("redone").at("iterations observed"), 3);
     EXPECT_EQ(memory.at("redone").at("iterations redone"), 1);
     EXPECT_GT(memory.at("redone").at("seconds lost").get<double>(), 0);

@@ -39,8 +39,7 @@ TEST(Pipes, AreRefusedInPlaceOfFiles) {
              train({"--set", "data.data_kind=text", "--set", "model.vocab_size=257", "--set",
                     "data.data_path=[" + pipe + "]"}),
              train({"--set", "data.data_kind=megatron", "--set", "data.data_path=[" + pipe + "]"})}) {
-        const Texts command = with({FP8FLOW_EXECUTABLE}, line);
-        const CommandResult result = RunningCommand(command, folder.path()).wait(30);
+        const CommandResult result = RunningCommand(with({FP8FLOW_EXECUTABLE}, line), folder.path()).wait(30);
         EXPECT_FALSE(result.timed_out) << testing::PrintToString(line);
         EXPECT_GT(result.status, 0) << testing::PrintToString(line);
         EXPECT_LT(result.status, static_cast<int>(ExitCode::internal)) << result.err;

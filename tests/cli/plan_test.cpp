@@ -73,7 +73,7 @@ TEST(Plan, JsonGoesBelowOutAndNothingElseIsWritten) {
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
     line.insert(line.end(), {"--out", "plans", "--json", "plan.json"});
     const CommandResult plan = succeeded(fp8flow_alone(line, folder.path()));
-    const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
+    const auto json = read_json(folder.path("plans/plan.json"));
     expect_provenance(json, "fp8flow plan ", 1);
     EXPECT_LT(json.at("memory_bytes").at("saved_used"), json.at("memory_bytes").at("saved_reserved"));
     line.back() = "../plan.json";
@@ -102,7 +102,7 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
           "Mean error on 38 runs on one host, of unseen models", "EP of parallel.expert_model_parallel_size,",
           "11.32 B", "one MoE layer and micro-batch", "Memory: fits, 51.1 GiB"})
         expect_contains(plan.out, part);
-    const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
+    const auto json = read_json(folder.path("plans/plan.json"));
     for (const char* key : {"recipe", "gpus", "expert_model_parallel_size", "tokens_per_rank", "parameters",
                             "flops_per_token", "memory_bytes", "recompute", "wire_bytes_per_layer"})
         EXPECT_TRUE(json.contains(key)) << key;
@@ -136,7 +136,7 @@ TEST(Plan, SeveralNumbersOfGpusAreATable) {
     const CommandResult slow = fp8flow_alone(
         {"plan", config_file("qwen3_30b_a3b"), "--gpus", "64", "--recipes", "fp8_flow", "--network", "10"});
     expect_contains(slow.out, "networks of 20 to 5\nGB/s");
-    const auto json = nlohmann::json::parse(read_whole(folder.path("plans/table.json")));
+    const auto json = read_json(folder.path("plans/table.json"));
     // 16 ranks of experts are more than 8 GPUs
     ASSERT_EQ(json.at("choices").size(), 2u + 4u + 4u);
     for (const auto& choice : json.at("choices"))
@@ -184,13 +184,12 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
               "profile_deepseek_v3_4gpu_hosts_across", "profile_deepseek_v3_4gpu_hosts_inside",
               "profile_deepseek_v3_8gpu_hosts_across"})
             line.push_back(fmt::format("{}/tests/data/profiles/{}.json", FP8FLOW_SOURCE_DIR, name));
-        line.insert(line.end(), options.begin(), options.end());
-        return RunningCommand(line, folder.path()).wait(60);
+        return RunningCommand(with(line, options), folder.path()).wait(60);
     };
     const CommandResult done =
         succeeded(check({"--max-error", "10", "--max-mean-error", "5", "--json", "check.json"}));
     expect_contains(done.out, "not counted, of earlier programs");
-    const auto json = nlohmann::json::parse(read_whole(folder.path("check.json")));
+    const auto json = read_json(folder.path("check.json"));
     EXPECT_EQ(json.at("runs"), 6 + 6) << "graphs count, too";
     EXPECT_EQ(json.at("other models").at("runs"), 6 + 6);
     const std::map<std::string, std::string> apart = {
@@ -232,7 +231,7 @@ void expect_near(const nlohmann::json& made, const nlohmann::json& shipped, cons
 TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
     const std::string root = FP8FLOW_SOURCE_DIR, results = root + "/tests/data/profiles",
                       file = root + "/configs/gpus/" + GetParam() + ".json";
-    const auto shipped = nlohmann::json::parse(read_whole(file));
+    const auto shipped = read_json(file);
     const auto source = [&](const char* key) {
         return results + "/" + shipped.at("calibration").at(key).get<std::string>();
     };

@@ -91,8 +91,8 @@ TEST(Replay, RanksShareTokensAndExperts) {
         // 2 ranks share the experts, twice
         succeeded(fp8flow_on_ranks(
             4, replay(input, four, with(kLayer, {"parallel.expert_model_parallel_size=2"}))));
-        expect_provenance(nlohmann::json::parse(read_whole(one + "/replay.json")), "fp8flow replay ", 1);
-        expect_provenance(nlohmann::json::parse(read_whole(four + "/replay.json")), "fp8flow replay ", 4);
+        expect_provenance(read_json(one + "/replay.json"), "fp8flow replay ", 1);
+        expect_provenance(read_json(four + "/replay.json"), "fp8flow replay ", 4);
         const TensorSet a(one + "/replay.safetensors"), b(four + "/replay.safetensors");
         for (const char* name : {"output", "router_logits", "topk_weights", "grad_hidden_states"})
             EXPECT_EQ(floats(a, name), floats(b, name)) << name;
@@ -321,9 +321,8 @@ TEST(Replay, WhatDoesNotFitIsRefusedByName) {
         Tensors layer = layer_of(4);
         change(layer);
         save(folder.path("in.safetensors"), layer);
-        const std::string result = failure(
+        return failure(
             10, fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"), kLayer, more)));
-        return result;
     };
     expect_contains(refused([](Tensors& t) { t.erase("hidden_states"); }),
                     "has no tensor \"hidden_states\" [tokens, hidden_size]");

@@ -44,14 +44,9 @@ void run_with_kills(const std::string& out, int ranks, int kills, uint64_t seed)
     std::mt19937_64 random(seed);
     int killed = 0;
     for (int attempt = 0; attempt < 10 * kills && killed < kills; ++attempt) {
-        Texts line = train(out, ranks, {"--resume", "auto"});
-        if (ranks > 1)
-            line = mpirun_line(ranks, line);
-        else
-            line.insert(line.begin(), FP8FLOW_EXECUTABLE);
-        RunningCommand command(line, "");
+        const Texts line = train(out, ranks, {"--resume", "auto"});
+        RunningCommand command(ranks > 1 ? mpirun_line(ranks, line) : with({FP8FLOW_EXECUTABLE}, line), "");
         std::this_thread::sleep_for(std::chrono::milliseconds(200 + random() % 900));
-        Texts victims;
         if (ranks == 1) {
             if (::kill(command.pid(), SIGKILL) == 0) ++killed;
         } else if (const std::vector<int> pids = ranks_below(command.pid()); !pids.empty()) {
@@ -98,21 +93,20 @@ TEST(Resume, WhatItSays) {
     const std::string log = read_whole(out + "/train.log");
 
     // Begun anew with the checkpoints of another run: nothing of that run is touched, nothing is left.
-    result = fp8flow_alone(train(folder.path("new"), 1, {}, {"checkpoint.save=" + out + "/checkpoints"}));
-    EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
-    expect_contains(result.err, "holds 2 checkpoints of an earlier run, up to iteration 6");
+    const Texts into_it = train(folder.path("new"), 1, {}, {"checkpoint.save=" + out + "/checkpoints"});
+    expect_contains(failure(ExitCode::checkpoint, fp8flow_alone(into_it)),
+                    "holds 2 checkpoints of an earlier run, up to iteration 6");
     EXPECT_EQ(read_whole(out + "/train.log"), log);
     EXPECT_FALSE(fs::exists(folder.path("new")));
 
     // Fewer iterations than are done.
-    result = run({"--resume", "auto"}, {"training.train_iters=5"});
-    EXPECT_EQ(result.status, static_cast<int>(ExitCode::usage));
-    expect_contains(result.err, "training.train_iters: got 5, want at least 6: as many are done in " + out);
+    expect_contains(failure(ExitCode::usage, run({"--resume", "auto"}, {"training.train_iters=5"})),
+                    "training.train_iters: got 5, want at least 6: as many are done in " + out);
     EXPECT_EQ(read_whole(out + "/train.log"), log);
 
     // On, with more iterations; the key that changed the schedule is named.
-    result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
-    ASSERT_EQ(result.status, 0) << result.err;
+    const Texts nine = {"training.train_iters=9", "training.eval_interval=0"};
+    result = succeeded(run({"--resume", "auto"}, nine));
     expect_contains(result.out, "step_00000006, 6 iterations done");
     expect_contains(result.out, "note: changed since it was saved: training.train_iters: 6 | 9");
     expect_contains(result.out, "done: 3 iterations");
@@ -120,53 +114,48 @@ TEST(Resume, WhatItSays) {
     EXPECT_EQ(read_whole(out + "/train.log").substr(0, log.size()), log);
 
     // Nothing left to do.
-    result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
-    EXPECT_EQ(result.status, 0) << result.err;
+    result = succeeded(run({"--resume", "auto"}, nine));
     expect_contains(result.out, "done: 0 iterations");
     EXPECT_EQ(numbers_of(out).size(), 11u);
 
     // The same weights in another model: a warning, though quiet; what only trains otherwise is a note.
-    result = run({"--resume", "auto", "--quiet"},
-                 {"training.train_iters=9", "training.eval_interval=0", "training.lr=2e-3",
-                  "model.rotary_base=500000", "model.norm_epsilon=1e-3", "moe.moe_router_topk=3"});
-    EXPECT_EQ(result.status, 0) << result.err;
+    result = succeeded(run({"--resume", "auto", "--quiet"},
+                           with(nine, {"training.lr=2e-3", "model.rotary_base=500000",
+                                       "model.norm_epsilon=1e-3", "moe.moe_router_topk=3"})));
     for (const char* key :
          {"model.rotary_base: 10000 | 500000", "model.norm_epsilon: ", "moe.moe_router_topk: "})
         expect_contains(result.out, std::string("warning: changed since it was saved: ") + key);
     EXPECT_EQ(result.out.find("training.lr"), std::string::npos) << result.out;
 
     // Another run's weights under another recipe.
-    result =
-        fp8flow_alone(train(folder.path("tuned"), 1, {"--resume", out + "/checkpoints"},
-                            {"checkpoint.finetune=true", "precision.recipe=bf16", "training.train_iters=2"}));
-    EXPECT_EQ(result.status, 0) << result.err;
-    expect_contains(result.out, "0 iterations done");
-    result =
-        fp8flow_alone(train(folder.path("tuned"), 1, {"--resume", out + "/checkpoints", "--quiet"},
-                            {"checkpoint.finetune=true", "precision.recipe=bf16", "training.train_iters=2"}));
-    expect_contains(result.out, "warning: " + folder.path("tuned") + " holds another run: this one goes to");
+    const auto tune = [&](const Texts& more) {
+        return fp8flow_alone(
+            train(folder.path("tuned"), 1, with({"--resume", out + "/checkpoints"}, more),
+                  {"checkpoint.finetune=true", "precision.recipe=bf16", "training.train_iters=2"}));
+    };
+    expect_contains(succeeded(tune({})).out, "0 iterations done");
+    expect_contains(tune({"--quiet"}).out,
+                    "warning: " + folder.path("tuned") + " holds another run: this one goes to");
 
     // The run's own folder, its checkpoints, or one of them.
     for (const char* named : {"", "/", "/checkpoints", "/checkpoints/step_00000009"}) {
-        result = fp8flow_alone(train(folder.path("other"), 1, {"--resume", out + named},
-                                     {"checkpoint.save_interval=0", "training.train_iters=9"}));
-        EXPECT_EQ(result.status, 0) << named << result.err;
+        SCOPED_TRACE(named);
+        result = succeeded(fp8flow_alone(train(folder.path("other"), 1, {"--resume", out + named},
+                                               {"checkpoint.save_interval=0", "training.train_iters=9"})));
         expect_contains(result.out, out + "/checkpoints/step_00000009, 9 iterations done");
     }
     fs::create_directory(folder.path("empty"));
-    result = fp8flow_alone(train(folder.path("other"), 1, {"--resume", folder.path("empty")}));
-    EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
-    expect_contains(result.err, "empty: no checkpoint in it, nor in a folder checkpoints below it");
+    const Texts from_empty = train(folder.path("other"), 1, {"--resume", folder.path("empty")});
+    expect_contains(failure(ExitCode::checkpoint, fp8flow_alone(from_empty)),
+                    "empty: no checkpoint in it, nor in a folder checkpoints below it");
 
     // A damaged one, named itself.
     fs::resize_file(out + "/checkpoints/step_00000009/rank_0000.safetensors", 5000);
-    result = run({"--resume", out + "/checkpoints/step_00000009/"});
-    EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
-    expect_contains(result.err, "step_00000009/rank_0000.safetensors: truncated: 5000 bytes");
+    expect_contains(failure(ExitCode::checkpoint, run({"--resume", out + "/checkpoints/step_00000009/"})),
+                    "step_00000009/rank_0000.safetensors: truncated: 5000 bytes");
 
     // Automatically: the one before, and the log says why.
-    result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
-    EXPECT_EQ(result.status, 0) << result.err;
+    result = succeeded(run({"--resume", "auto"}, nine));
     expect_contains(result.out, "warning: not resumed from a newer checkpoint: ");
     expect_contains(result.out, "step_00000008, 8 iterations done");
     EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000009.refused"));
@@ -179,15 +168,12 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     const std::string out = folder.path("run");
     const Texts settings = {"training.train_iters=9", "training.eval_interval=0",
                             "output.tensorboard_dir=tb"};
-    Texts line = with(train(out, 1, {}, settings),
-                      {"--set", "training.train_iters=1000000", "--set", "checkpoint.most_recent_k=0"});
-    line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+    const Texts line = with(train(out, 1, {}, settings),
+                            {"--set", "training.train_iters=1000000", "--set", "checkpoint.most_recent_k=0"});
     {
-        RunningCommand command(line, "");
-        for (int i = 0; i < 6000 && !fs::exists(out + "/checkpoints/step_00000004"); ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        for (int i = 0; i < 6000 && lines_of(read_whole(out + "/metrics.jsonl")).size() < 7; ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        RunningCommand command(with({FP8FLOW_EXECUTABLE}, line), "");
+        wait_for([&] { return fs::exists(out + "/checkpoints/step_00000004"); });
+        wait_for([&] { return lines_of(read_whole(out + "/metrics.jsonl")).size() >= 7; });
         ASSERT_EQ(::kill(command.pid(), SIGKILL), 0);
         command.wait(30);
     }
@@ -217,8 +203,7 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     for (const std::string& name : others) EXPECT_TRUE(fs::exists(out + "/" + name)) << name;
     EXPECT_FALSE(fs::exists(out + "/checkpoints/step_00000008.tmp"));
 
-    result = fp8flow_alone(train(out, 1, {"--resume", "auto"}, settings));
-    ASSERT_EQ(result.status, 0) << result.err;
+    result = succeeded(fp8flow_alone(train(out, 1, {"--resume", "auto"}, settings)));
     EXPECT_EQ(events_of(out + "/tb", "lm loss"), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
     std::vector<int64_t> steps;
     for (const nlohmann::json& record : metrics_of(out, "step")) steps.push_back(record.at("iteration"));
@@ -240,11 +225,10 @@ TEST(Resume, OneFolderHoldsOneTrajectory) {
     const Texts short_run = {"training.train_iters=9", "training.eval_iters=0"};
     succeeded(fp8flow_alone(train(out, 1, {}, short_run)));
     for (const char* interval : {"0", "4"}) {
-        Texts settings = with(short_run, {std::string("checkpoint.save_interval=") + interval});
-        const CommandResult refused =
-            fp8flow_alone(train(out, 1, {"--resume", out + "/checkpoints/step_00000008"}, settings));
-        EXPECT_EQ(refused.status, static_cast<int>(ExitCode::checkpoint)) << refused.out;
-        expect_contains(refused.err, "up to iteration 9, and this one begins at 8");
+        const Texts settings = with(short_run, {std::string("checkpoint.save_interval=") + interval});
+        const Texts line = train(out, 1, {"--resume", out + "/checkpoints/step_00000008"}, settings);
+        expect_contains(failure(ExitCode::checkpoint, fp8flow_alone(line)),
+                        "up to iteration 9, and this one begins at 8");
         EXPECT_EQ(metrics_of(out, "step").size(), 9u);
     }
     fs::remove_all(out + "/checkpoints/step_00000009");
@@ -257,20 +241,19 @@ TEST(Resume, OneFolderHoldsOneTrajectory) {
 TEST(Resume, ARunIsKnownThroughItsResumes) {
     TemporaryFolder folder;
     const std::string a = folder.path("a"), b = folder.path("b");
-    const auto run = [](const std::string& out, int iterations, const Texts& more, Texts settings = {}) {
-        settings.insert(settings.end(), {"training.train_iters=" + std::to_string(iterations),
-                                         "training.eval_iters=0", "checkpoint.most_recent_k=1"});
-        succeeded(fp8flow_alone(train(out, 1, more, settings)));
+    const auto run = [](const std::string& out, int iterations, const Texts& more,
+                        const Texts& settings = {}) {
+        const Texts all = with(settings, {"training.train_iters=" + std::to_string(iterations),
+                                          "training.eval_iters=0", "checkpoint.most_recent_k=1"});
+        succeeded(fp8flow_alone(train(out, 1, more, all)));
     };
     const auto checkpoints = [&] {
-        std::set<std::string> names;
-        for (const auto& entry : fs::directory_iterator(a + "/checkpoints"))
-            if (entry.path().filename() != ".lock") names.insert(entry.path().filename());
+        std::set<std::string> names = names_in(a + "/checkpoints");
+        names.erase(".lock");
         return names;
     };
     const auto identity = [&](const std::string& name) {
-        const auto manifest =
-            nlohmann::json::parse(read_whole(a + "/checkpoints/" + name + "/manifest.json"));
+        const auto manifest = read_json(a + "/checkpoints/" + name + "/manifest.json");
         return manifest.at("run").get<std::string>();
     };
     using Names = std::set<std::string>;

@@ -32,18 +32,11 @@ std::map<std::string, std::string> tree_of(const std::string& folder) {
     return tree;
 }
 
-void wait_for(const std::function<bool()>& condition) {
-    for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    ASSERT_TRUE(condition());
-}
-
 class RunFolders : public testing::Test {
 protected:
-    std::unique_ptr<RunningCommand> start_long_run(const std::string& out, Texts more = {}) {
-        more.insert(more.end(), {"--set", "training.train_iters=1000000"});
-        Texts line = train(out, more);
-        line.insert(line.begin(), FP8FLOW_EXECUTABLE);
-        auto run = std::make_unique<RunningCommand>(line, folder_.path());
+    std::unique_ptr<RunningCommand> start_long_run(const std::string& out, const Texts& more = {}) {
+        const Texts line = train(out, with(more, {"--set", "training.train_iters=1000000"}));
+        auto run = std::make_unique<RunningCommand>(with({FP8FLOW_EXECUTABLE}, line), folder_.path());
         wait_for([&] { return run->out_so_far().find("lm loss") != std::string::npos; });
         return run;
     }
@@ -107,11 +100,9 @@ TEST_F(RunFolders, EveryCommandFollowsTheRule) {
 }
 
 TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
-    ASSERT_EQ(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=1", "--tensor-stats", "--set",
+    succeeded(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=1", "--tensor-stats", "--set",
                                           "output.tensorboard_dir=tensorboard"}),
-                            folder_.path())
-                  .status,
-              0);
+                            folder_.path()));
     EXPECT_TRUE(fs::exists(folder_.path("out/tensor_stats.json")));
     folder_.write("out/notes.txt", "mine");
     folder_.write("out/.report.html.tmp.1", "of a process that died");
@@ -126,10 +117,9 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
     EXPECT_TRUE(fs::is_empty(folder_.path("out/tensorboard")));
     EXPECT_FALSE(fs::exists(folder_.path("out-2")));
     for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
-        const CommandResult both =
-            fp8flow_alone(train("out", {"--overwrite", "--resume", resumed}), folder_.path());
-        EXPECT_EQ(both.status, static_cast<int>(ExitCode::usage));
-        expect_contains(both.err, "--overwrite would remove what --resume " + std::string(resumed));
+        const Texts both = train("out", {"--overwrite", "--resume", resumed});
+        expect_contains(failure(ExitCode::usage, fp8flow_alone(both, folder_.path())),
+                        "--overwrite would remove what --resume " + std::string(resumed));
     }
 }
 
@@ -186,12 +176,10 @@ TEST_F(RunFolders, ResumedFromElsewhere) {
 // The folder of checkpoints of a live run, named by another.
 TEST_F(RunFolders, CheckpointsHaveOneOwner) {
     const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1000000"});
-    const CommandResult refused =
-        fp8flow_alone(train("other", {"--set", "checkpoint.save_interval=1", "--set",
-                                      "checkpoint.save=" + folder_.path("out/checkpoints")}),
-                      folder_.path());
-    EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output));
-    expect_contains(refused.err, "checkpoint.save " + folder_.path("out/checkpoints") + ": process ");
+    const Texts other = train("other", {"--set", "checkpoint.save_interval=1", "--set",
+                                        "checkpoint.save=" + folder_.path("out/checkpoints")});
+    expect_contains(failure(ExitCode::output, fp8flow_alone(other, folder_.path())),
+                    "checkpoint.save " + folder_.path("out/checkpoints") + ": process ");
     EXPECT_FALSE(fs::exists(folder_.path("other")));
 }
 
@@ -201,15 +189,11 @@ TEST_F(RunFolders, AStartThatFailsLeavesNothing) {
     const Texts no_data = {"--set", "data.data_kind=text",     "--set", "model.vocab_size=257",
                            "--set", "data.data_path=/nowhere", "--set", "checkpoint.save_interval=1"},
                 other_model = {"--set", "model.num_layers=3", "--set", "model.moe_layer_freq=[0,1,1]"};
-    const auto both = [](Texts a, const Texts& b) {
-        a.insert(a.end(), b.begin(), b.end());
-        return a;
-    };
     for (const auto& [out, more] :
          std::vector<std::pair<std::string, Texts>>{{"out", no_data},
-                                                    {"out", both({"--overwrite"}, no_data)},
-                                                    {"out", both({"--resume", "auto"}, no_data)},
-                                                    {"out", both({"--resume", "auto"}, other_model)},
+                                                    {"out", with({"--overwrite"}, no_data)},
+                                                    {"out", with({"--resume", "auto"}, no_data)},
+                                                    {"out", with({"--resume", "auto"}, other_model)},
                                                     {"out", {"--overwrite", "--weights", "nowhere"}},
                                                     {"fresh/folder", no_data},
                                                     {"fresh/folder", {"--resume", "nowhere"}},
@@ -227,9 +211,8 @@ TEST_F(RunFolders, ALiveRunIsLeftAlone) {
     const CommandResult other = succeeded(fp8flow_alone(train("out"), folder_.path()));
     expect_contains(other.out, "this one goes to out-2");
     for (const Texts& more : {Texts{"--overwrite"}, Texts{"--resume", "auto"}}) {
-        const CommandResult refused = fp8flow_alone(train("out", more), folder_.path());
-        EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output));
-        expect_contains(refused.err, "--out out: process " + std::to_string(run->pid()) + " on ");
+        expect_contains(failure(ExitCode::output, fp8flow_alone(train("out", more), folder_.path())),
+                        "--out out: process " + std::to_string(run->pid()) + " on ");
     }
     ASSERT_EQ(::kill(run->pid(), SIGKILL), 0);
     run->wait(30);
@@ -256,9 +239,8 @@ TEST_F(RunFolders, ARunThatLostItsFolderStops) {
     };
     const Texts before = published();
     ASSERT_EQ(::kill(run->pid(), SIGCONT), 0);
-    const CommandResult result = run->wait(60);
-    EXPECT_EQ(result.status, static_cast<int>(ExitCode::output)) << result.err;
-    expect_contains(result.err, "this run has lost its folder: process 7 on there (fp8flow) has taken it");
+    expect_contains(failure(ExitCode::output, run->wait(60)),
+                    "this run has lost its folder: process 7 on there (fp8flow) has taken it");
     EXPECT_EQ(read_whole(path), another);
     EXPECT_LE(published().size(), before.size() + 1);  // the one that it was renaming when it was suspended
     EXPECT_FALSE(fs::exists(folder_.path("out/memory.json")));
@@ -268,18 +250,14 @@ TEST_F(RunFolders, ARunThatLostItsFolderStops) {
 TEST_F(RunFolders, TakingOver) {
     const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1"});
     succeeded(fp8flow_alone(train("out", {"--overwrite", "--take-over"}), folder_.path()));
-    const CommandResult ended = run->wait(60);
-    EXPECT_EQ(ended.status, static_cast<int>(ExitCode::output)) << ended.err;
-    expect_contains(ended.err, "this run has lost its folder");
-    Texts line = train("fresh");
-    line.insert(line.begin(), FP8FLOW_EXECUTABLE);
-    const CommandResult refused =
-        RunningCommand(with_faults(line, {"FAULT_NO_LOCKS=1"}), folder_.path()).wait(60);
-    EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output)) << refused.err;
-    expect_contains(refused.err, "fresh: its file system has no locks");
+    expect_contains(failure(ExitCode::output, run->wait(60)), "this run has lost its folder");
+    const auto without_locks = [&](const Texts& more) {
+        const Texts line = with({FP8FLOW_EXECUTABLE}, train("fresh", more));
+        return RunningCommand(with_faults(line, {"FAULT_NO_LOCKS=1"}), folder_.path()).wait(60);
+    };
+    expect_contains(failure(ExitCode::output, without_locks({})), "fresh: its file system has no locks");
     EXPECT_FALSE(fs::exists(folder_.path("fresh")));
-    line.push_back("--take-over");
-    EXPECT_EQ(RunningCommand(with_faults(line, {"FAULT_NO_LOCKS=1"}), folder_.path()).wait(60).status, 0);
+    succeeded(without_locks({"--take-over"}));
 }
 
 // FP8FLOW_FIGHTS: how often.
@@ -288,22 +266,18 @@ TEST_F(RunFolders, TwoJobsOverOneFolder) {
     const int fights = asked != nullptr ? std::stoi(asked) : 5;
     for (int i = 0; i < fights; ++i) {
         const std::string out = "fight" + std::to_string(i);
-        Texts line = train(out, {"--set", "checkpoint.save_interval=1"});
-        line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+        const Texts line = with({FP8FLOW_EXECUTABLE}, train(out, {"--set", "checkpoint.save_interval=1"}));
         RunningCommand a(line, folder_.path()), b(line, folder_.path());
-        const CommandResult first = a.wait(60), second = b.wait(60);
-        ASSERT_EQ(first.status, 0) << first.err;
-        ASSERT_EQ(second.status, 0) << second.err;
-        std::set<std::string> names;
+        const CommandResult first = succeeded(a.wait(60)), second = succeeded(b.wait(60));
         for (const std::string& name : {out, out + "-2"}) {
             const std::string folder = folder_.path(name);
             ASSERT_TRUE(fs::exists(folder + "/memory.json")) << name << first.out << second.out;
             EXPECT_EQ(losses_of(folder).size(), 3u);
             EXPECT_EQ(names_in(folder + "/checkpoints"),
                       (std::set<std::string>{".lock", "step_00000002", "step_00000003"}));
-            names = names_in(folder);
-            EXPECT_EQ(names, (std::set<std::string>{".lock", "checkpoints", "config.yaml", "memory.json",
-                                                    "metrics.jsonl", "report.html", "train.log"}));
+            EXPECT_EQ(names_in(folder),
+                      (std::set<std::string>{".lock", "checkpoints", "config.yaml", "memory.json",
+                                             "metrics.jsonl", "report.html", "train.log"}));
         }
         EXPECT_FALSE(fs::exists(folder_.path(out + "-3")));
     }

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,21 +47,15 @@ protected:
     }
     std::unique_ptr<RunningCommand> start(const Texts& line) {
         auto run = std::make_unique<RunningCommand>(line, folder_.path());
-        for (int i = 0; i < 6000 && run->out_so_far().find("lm loss") == std::string::npos; ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        wait_for([&] { return run->out_so_far().find("lm loss") != std::string::npos; });
         return run;
     }
     // The step of the only checkpoint.
     int64_t step_of(const std::string& out) {
-        int64_t step = 0;
-        int count = 0;
-        for (const auto& entry : fs::directory_iterator(folder_.path(out + "/checkpoints"))) {
-            if (entry.path().filename() == ".lock") continue;
-            step = std::stoll(entry.path().filename().string().substr(std::string("step_").size()));
-            ++count;
-        }
-        EXPECT_EQ(count, 1);
-        return step;
+        std::set<std::string> names = names_in(folder_.path(out + "/checkpoints"));
+        names.erase(".lock");
+        EXPECT_EQ(names.size(), 1u);
+        return std::stoll(names.begin()->substr(std::string("step_").size()));
     }
     std::vector<double> losses_of(const std::string& out) { return fp8flow::losses_of(folder_.path(out)); }
     TemporaryFolder folder_;
@@ -143,11 +138,11 @@ TEST_F(Stop, ASignalDuringTheStartCounts) {
                 line = with_faults(line, {"-u", "OMP_WAIT_POLICY", "FAULT_HANDLERS=1"});
                 RunningCommand run(line, folder_.path());
                 std::vector<int> started;
-                for (int i = 0; i < 6000 && started.empty(); ++i) {
-                    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                wait_for([&] {
                     started = ranks == 1 ? std::vector<int>{run.pid()} : ranks_below(run.pid());
                     std::erase_if(started, [](int process) { return !is_past_first_line(process); });
-                }
+                    return !started.empty();
+                });
                 std::this_thread::sleep_for(std::chrono::milliseconds(after));
                 ASSERT_FALSE(started.empty());
                 ASSERT_EQ(::kill(started.front(), signal), 0);
@@ -181,9 +176,8 @@ TEST_F(Stop, ASecondSignalEndsItAtOnce) {
 
 TEST_F(Stop, AnIgnoredSignalStaysIgnored) {
     for (const bool foreign : {false, true}) {
-        Texts line = {"bash", "-c", "trap '' INT; exec \"$@\"", "bash", FP8FLOW_EXECUTABLE};
-        const Texts arguments = train(1, "out", 40, {"--overwrite"});
-        line.insert(line.end(), arguments.begin(), arguments.end());
+        Texts line = with({"bash", "-c", "trap '' INT; exec \"$@\"", "bash", FP8FLOW_EXECUTABLE},
+                          train(1, "out", 40, {"--overwrite"}));
         if (foreign) line = with_faults(line, {"FAULT_HANDLERS=1"});
         const auto run = start(line);
         ::kill(run->pid(), SIGINT);

@@ -38,7 +38,7 @@ Outcome outcome_of(int ranks, const std::string& out, const Texts& more) {
     const Texts line = with(validate(out, {}), more);
     outcome.run = ranks == 1 ? fp8flow_alone(line) : fp8flow_on_ranks(ranks, line);
     EXPECT_EQ(outcome.run.err, "");
-    const json result = json::parse(read_whole(out + "/validate.json"));
+    const json result = read_json(out + "/validate.json");
     EXPECT_EQ(result.at("bar"), 0.02);
     expect_provenance(result, "fp8flow validate ", ranks);
     EXPECT_GT(result.at("noise floor").get<double>(), 0.0);
@@ -89,15 +89,15 @@ TEST(Validate, AnIntervalOverTheLimitIsInconclusiveAndSaysWhatWouldDecide) {
 
 TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
     TemporaryFolder folder;
-    Texts line = with(validate(folder.path("out"), {"training.train_iters=6", "validate.control_arm=false",
-                                                    "validate.warmup_iters=2", "validate.recipes=[bf16]",
-                                                    "output.record_routing=" + folder.path("experts")}),
-                      {"--ablate"});
-    const CommandResult run = fp8flow_alone(line);
+    const CommandResult run = fp8flow_alone(
+        with(validate(folder.path("out"),
+                      {"training.train_iters=6", "validate.control_arm=false", "validate.warmup_iters=2",
+                       "validate.recipes=[bf16]", "output.record_routing=" + folder.path("experts")}),
+             {"--ablate"}));
     EXPECT_LE(run.status, 1) << run.err;
     EXPECT_FALSE(std::filesystem::exists(folder.path("experts"))) << "a file is of one run, here are eight";
     expect_contains(run.out, "no noise floor: no control arm ran");
-    const json result = json::parse(read_whole(folder.path("out/validate.json")));
+    const json result = read_json(folder.path("out/validate.json"));
     EXPECT_TRUE(result.at("noise floor").is_null()) << result.at("noise floor");
     EXPECT_EQ(result.at("arms").size(), 8u);  // bf16 and seven switches
     // the typed line, ready for a shell
@@ -121,11 +121,9 @@ TEST(Validate, WritesCurvesPictureAndCompactProgress) {
         fp8flow_alone(validate("out", {"training.train_iters=7", "validate.recipes=[bf16, fp8_flow, mxfp8]"}),
                       folder.path());
     EXPECT_LE(run.status, 1) << run.err;
-    std::set<std::string> files;
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path("out")))
-        files.insert(entry.path().filename());
-    EXPECT_EQ(files, (std::set<std::string>{".lock", "config.yaml", "loss.jsonl", "report.html", "runs",
-                                            "validate.json", "validate.log"}));
+    EXPECT_EQ(names_in(folder.path("out")),
+              (std::set<std::string>{".lock", "config.yaml", "loss.jsonl", "report.html", "runs",
+                                     "validate.json", "validate.log"}));
     const json page = expect_report_page(read_whole(folder.path("out/report.html")));
     EXPECT_EQ(page.at("arms").size(), 5u) << "headers, and with the control arm";
     EXPECT_EQ(page.at("loss").size(), 2u);
@@ -164,7 +162,7 @@ Texts six_jobs(const std::string& out, const Texts& more = {}, const std::string
 const Texts kJobs = {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"};
 
 json run_file(const std::string& out, const std::string& job) {
-    json file = json::parse(read_whole(out + "/runs/" + job + "/run.json"));
+    json file = read_json(out + "/runs/" + job + "/run.json");
     EXPECT_GT(file.at("measured").at("seconds per step").get<double>(), 0.0);
     file.erase("measured");
     return file;
@@ -172,7 +170,7 @@ json run_file(const std::string& out, const std::string& job) {
 
 // The report but for what was measured.
 json statement(const std::string& out) {
-    json result = json::parse(read_whole(out + "/validate.json"));
+    json result = read_json(out + "/validate.json");
     for (const char* key : {"date", "command"}) result.erase(key);
     for (json& arm : result.at("arms"))
         for (const char* key :
@@ -229,8 +227,7 @@ bool has_checkpoint(const std::string& folder) {
 
 // Its second job has three steps on record, and a checkpoint.
 void end_in_the_middle(const Texts& line, const std::string& out, int signal, int status) {
-    const Texts command = with({FP8FLOW_EXECUTABLE}, line);
-    RunningCommand run(command, "");
+    RunningCommand run(with({FP8FLOW_EXECUTABLE}, line), "");
     const std::string job = out + "/runs/flow-1";
     while (
         (lines_of(read_whole(job + "/metrics.jsonl")).size() < 4 || !has_checkpoint(job + "/checkpoints")) &&
@@ -248,10 +245,9 @@ TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
     ASSERT_LE(fp8flow_alone(whole).status, 1);
     for (const auto& [signal, status] : std::map<int, int>{{SIGTERM, 16}, {SIGKILL, 128 + SIGKILL}}) {
         const std::string out = folder.path("ended" + std::to_string(signal));
-        Texts line = six_jobs(out, longer, "1");
+        const Texts line = six_jobs(out, longer, "1");
         end_in_the_middle(line, out, signal, status);
-        line.insert(line.end(), {"--resume", "auto"});
-        const CommandResult resumed = fp8flow_alone(line);
+        const CommandResult resumed = fp8flow_alone(with(line, {"--resume", "auto"}));
         ASSERT_LE(resumed.status, 1) << resumed.err;
         expect_contains(resumed.out, "bf16: read from " + out + "/runs/bf16-1");
         EXPECT_TRUE(
@@ -262,12 +258,11 @@ TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
         EXPECT_FALSE(std::filesystem::exists(out + "/runs/flow-1/checkpoints"));
     }
     // The recording goes on with the arm that is recorded, the first job.
-    Texts recorded = with(longer, {"--routing-of", "flow"});
+    const Texts recorded = with(longer, {"--routing-of", "flow"});
     ASSERT_LE(fp8flow_alone(six_jobs(folder.path("given"), recorded, "1")).status, 1);
-    Texts line = six_jobs(folder.path("given_ended"), recorded, "1");
+    const Texts line = six_jobs(folder.path("given_ended"), recorded, "1");
     end_in_the_middle(line, folder.path("given_ended"), SIGKILL, 128 + SIGKILL);
-    line.insert(line.end(), {"--resume", "auto"});
-    ASSERT_LE(fp8flow_alone(line).status, 1);
+    ASSERT_LE(fp8flow_alone(with(line, {"--resume", "auto"})).status, 1);
     EXPECT_EQ(statement(folder.path("given_ended")), statement(folder.path("given")));
     // Another configuration is not mixed in.
     Texts other =
@@ -297,8 +292,7 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
     expect_contains(read_whole(folder.path("one/report.html")), "top-k choices equal to the given ones");
 
     const auto only = [&](const std::string& job) {
-        Texts line = with(six_jobs(folder.path("jobs"), more, "1"), {"--only", job});
-        return fp8flow_alone(line);
+        return fp8flow_alone(with(six_jobs(folder.path("jobs"), more, "1"), {"--only", job}));
     };
     expect_contains(failure(10, only("bf16:1")), "run flow:1 first");
     for (const char* job : {"flow:1", "bf16:1", "copy:1"}) EXPECT_EQ(only(job).status, 0) << job;
@@ -309,7 +303,7 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
     std::filesystem::remove_all(folder.path("jobs/runs/bf16-1"));  // an ablation needs its own baseline alone
     const CommandResult ablation = succeeded(
         fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("ablation")}));
-    const json rest = json::parse(read_whole(folder.path("ablation/validate.json"))).at("arms");
+    const json rest = read_json(folder.path("ablation/validate.json")).at("arms");
     ASSERT_EQ(rest.size(), 2u);
     EXPECT_EQ(rest[0].at("verdict"), "baseline");
     EXPECT_EQ(rest[1].at("against"), "flow");
@@ -319,9 +313,8 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
 TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
     TemporaryFolder folder;
     const auto train = [&](const std::string& out, const std::string& only, const Texts& more = {}) {
-        const Texts line =
-            with(six_jobs(folder.path(out), {"--only", only, "--set", "training.train_iters=2"}), more);
-        succeeded(fp8flow_alone(line));
+        succeeded(fp8flow_alone(
+            with(six_jobs(folder.path(out), {"--only", only, "--set", "training.train_iters=2"}), more)));
     };
     const auto refused = [&](const Texts& folders, const std::string& reason) {
         Texts line = {"validate", "--out", folder.path("joined"), "--join"};
@@ -356,7 +349,7 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
             fp8flow_alone({"validate", "--out", folder.path("equal"), "--equal-commits", commits, "--join",
                            folder.path("bf16"), folder.path("flow")});
         EXPECT_LE(equal.status, 1) << equal.err;
-        EXPECT_EQ(json::parse(read_whole(folder.path("equal/validate.json"))).at("equal_commits").size(), 2u);
+        EXPECT_EQ(read_json(folder.path("equal/validate.json")).at("equal_commits").size(), 2u);
     }
     const auto edited = [&](const std::string& reason, const auto& edit) {
         json changed = json::parse(text);

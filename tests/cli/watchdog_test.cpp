@@ -129,10 +129,9 @@ TEST(Watchdog, RankThatNeverReachesMainIsNamed) {
         faulty(2, {"FAULT_RANK=1", "FAULT_CALL=load", "FAULT_SIGNAL=" + std::to_string(SIGSTOP)},
                folder.path("out")),
         "");
-    const CommandResult result = run.wait(kDeadline + kSeconds);
-    EXPECT_EQ(result.status, static_cast<int>(ExitCode::peer)) << result.err;
-    ASSERT_EQ(error_lines(result.err).size(), 1u) << result.err;
-    expect_contains(result.err, "number 1 of this host: it has not reached main");
+    const std::string errors = failure(ExitCode::peer, run.wait(kDeadline + kSeconds));
+    ASSERT_EQ(error_lines(errors).size(), 1u) << errors;
+    expect_contains(errors, "number 1 of this host: it has not reached main");
     expect_nothing_left();
 }
 

@@ -37,8 +37,7 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     EXPECT_TRUE(std::filesystem::exists(a + "/hf/model-00002-of-00002.safetensors"));
     EXPECT_TRUE(std::filesystem::exists(a + "/hf/config.json"));
 
-    settings = kModel;
-    settings.push_back("training.seed=99");
+    settings = with(kModel, {"training.seed=99"});
     succeeded(fp8flow_alone(train(b, settings)));
     settings.back() = "training.seed=1234";  // of the data; the weights come from the file
     const CommandResult loaded =
@@ -74,17 +73,12 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     // An export on fewer ranks leaves no file of this one, and neither does --overwrite without an export.
     settings = kModel;
     succeeded(fp8flow_alone(train(a, settings, {"--export", "bf16", "--overwrite"})));
-    const auto models_in = [&](const std::string& out) {
-        int found = 0;
-        for (const auto& entry : std::filesystem::directory_iterator(out + "/hf"))
-            found += entry.is_regular_file();
-        return found;
-    };
-    EXPECT_EQ(models_in(a), 3);
+    const auto models_in = [&](const std::string& out) { return names_in(out + "/hf").size(); };
+    EXPECT_EQ(models_in(a), 3u);
     expect_contains(failure(2, fp8flow_alone(train(a, settings, {"--weights", a + "/hf", "--overwrite"}))),
                     "--overwrite would remove what --weights " + a + "/hf reads");
     succeeded(fp8flow_alone(train(a, settings, {"--overwrite"})));
-    EXPECT_EQ(models_in(a), 0);
+    EXPECT_EQ(models_in(a), 0u);
 }
 
 // What of a model no training changes: tokenizer, special tokens, how to generate.
@@ -92,7 +86,7 @@ TEST(Weights, AnExportCarriesWhatCameIn) {
     const TemporaryFolder folder;
     const std::string a = folder.path("a"), b = folder.path("b"), c = folder.path("c");
     succeeded(fp8flow_alone(train(a, kModel, {"--export", "bf16"})));
-    auto json = nlohmann::json::parse(read_whole(a + "/hf/config.json"));
+    auto json = read_json(a + "/hf/config.json");
     EXPECT_FALSE(json.contains("eos_token_id"));
     const nlohmann::json special = {{"bos_token_id", 1},
                                     {"eos_token_id", {2, 3}},
@@ -111,7 +105,7 @@ TEST(Weights, AnExportCarriesWhatCameIn) {
     expect_contains(exported.out, "weights: written to " + b +
                                       "/hf/ with generation_config.json, merges.txt, tokenizer.json, "
                                       "tokenizer_config.json\n");
-    const auto carried = nlohmann::json::parse(read_whole(b + "/hf/config.json"));
+    const auto carried = read_json(b + "/hf/config.json");
     for (const auto& [key, value] : special.items()) EXPECT_EQ(carried.at(key), value) << key;
     EXPECT_TRUE(carried.contains("quantization_config"));
     for (const auto& [name, text] : files) EXPECT_EQ(read_whole(b + "/hf/" + name), text);
@@ -185,8 +179,7 @@ TEST(Weights, DividedStateIsExportedAndLoadedAsAWhole) {
         const std::string whole = folder.path(std::string(ranks_sharing) + "whole/hf/"),
                           divided = folder.path(std::string(ranks_sharing) + "divided/hf/");
         int compared = 0;
-        for (const auto& entry : std::filesystem::directory_iterator(whole)) {
-            const std::string name = entry.path().filename().string();
+        for (const std::string& name : names_in(whole)) {
             if (!name.ends_with(".safetensors")) continue;
             ++compared;
             EXPECT_TRUE(read_whole(whole + name) == read_whole(divided + name)) << name;
@@ -202,8 +195,7 @@ TEST(Weights, WhatDoesNotFitIsListed) {
     Texts settings = with(kModel, {"moe.num_experts=8", "model.ffn_hidden_size=128"});
     const std::string result =
         failure(10, fp8flow_alone(train(folder.path("b"), settings, {"--weights", a + "/hf"})));
-    settings = kModel;
-    settings.push_back("model.rotary_base=500000");
+    settings = with(kModel, {"model.rotary_base=500000"});
     const CommandResult other =
         succeeded(fp8flow_alone(train(folder.path("d"), settings, {"--weights", a + "/hf"})));
     expect_contains(other.out,
@@ -225,10 +217,9 @@ TEST(Weights, AnExportThatNobodyCouldReadIsRefusedBeforeTraining) {
                                               folder.path("a"), "--export", "bf16"})),
                     "export: no family computes what this configuration says");
     failure(2, fp8flow_alone(train(folder.path("b"), kModel, {"--export", "int4"})));
-    const CommandResult config =
-        fp8flow_alone(train(folder.path("c"), kModel, {"--hf-config", folder.path("none.json")}));
-    EXPECT_EQ(config.status, 2);
-    expect_contains(config.err, "--hf-config " + folder.path("none.json") + ": No such file");
+    const Texts line = train(folder.path("c"), kModel, {"--hf-config", folder.path("none.json")});
+    expect_contains(failure(2, fp8flow_alone(line)),
+                    "--hf-config " + folder.path("none.json") + ": No such file");
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ TEST(CompareSpeed, SlowerBeyondTheBarAndTheSpreadOfOldIsSaid) {
     const CommandResult result = compare(folder, {100, 101}, {103, 104});
     EXPECT_EQ(result.status, 1) << result.err;
     expect_contains(result.out, "SLOWER");
-    const auto report = nlohmann::json::parse(read_whole(folder.path("report.json")));
+    const auto report = read_json(folder.path("report.json"));
     ASSERT_EQ(report["runs"].size(), 4u);
     EXPECT_EQ(report["runs"][1]["program"], "new");
     EXPECT_EQ(report["runs"][1]["rows"]["add T=1"]["burst"], 103);
@@ -60,7 +60,7 @@ TEST(CompareSpeed, WithinTheSpreadOfOldIsNotSlower) {
 TEST(CompareSpeed, ATurnThatFailsEndsItAndKeepsWhatWasMeasured) {
     const TemporaryFolder folder;
     expect_contains(failure(3, compare(folder, {100, 100}, {100})), "no more times");
-    EXPECT_EQ(nlohmann::json::parse(read_whole(folder.path("report.json")))["runs"].size(), 3u);
+    EXPECT_EQ(read_json(folder.path("report.json"))["runs"].size(), 3u);
 }
 
 }  // namespace

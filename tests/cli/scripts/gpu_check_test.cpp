@@ -65,7 +65,7 @@ protected:
         EXPECT_EQ(result.status, status) << result.out << result.err;
         std::map<std::string, std::string> results;
         if (status > 1) return results;
-        const json report = json::parse(read_whole(folder_.path("out/gpu_check.json")));
+        const json report = read_json(folder_.path("out/gpu_check.json"));
         EXPECT_EQ(report.at("gpus"), 2);
         for (const json& row : report.at("checks")) results[row.at("check")] = row.at("result");
         return results;
