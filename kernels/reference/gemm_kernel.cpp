@@ -10,7 +10,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 namespace fp8flow::reference {

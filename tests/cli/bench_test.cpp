@@ -4,7 +4,6 @@
 #include "kernels/ops/list.h"
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
-#include "tests/support/files.h"
 #include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>

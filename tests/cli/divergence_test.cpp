@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train` where a step diverges, or a checkpoint cannot be written: what it says, keeps and returns.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 // What a user can get wrong: each mistake is one clear line on stderr, with the exit status of its class.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
-#include <ostream>
 #include <sstream>
 
 namespace fp8flow {

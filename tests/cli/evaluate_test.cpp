@@ -2,7 +2,6 @@
 // `fp8flow evaluate` and `fp8flow generate`: a trained model again, on other ranks than it was trained on.
 #include "model/safetensors/tensor_set.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

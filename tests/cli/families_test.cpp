@@ -4,7 +4,6 @@
 #include "model/safetensors/tensor_set.h"
 #include "model/safetensors/writer.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,6 @@
 // behind. And how a process starts: OpenMP's threads wait without spinning unless the user chose otherwise,
 // and the program that has started itself again for that is the one that was started.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,7 +10,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <regex>
 #include <thread>
 

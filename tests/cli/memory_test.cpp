@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // An allocation fails, whichever it is: exit status 12 with the sizes, on every number of ranks, and no hang.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

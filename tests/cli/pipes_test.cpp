@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A pipe that nobody writes to, in place of each file that a user can name: an error, and no wait for a
 // writer.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -2,7 +2,6 @@
 // `fp8flow plan` for every shipped configuration, at the number of GPUs it is meant for.
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
-#include "tests/support/files.h"
 #include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>

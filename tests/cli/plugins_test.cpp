@@ -2,9 +2,7 @@
 // Libraries of --plugin. Kernels for bench: the example's is found equal and timed; wrong results are told;
 // the rows stand in JSON, CSV and Markdown. Recipes: docs/usage/new_recipe.md as a reader follows it, its
 // commands in their order, in a folder as a clone has it. What cannot be loaded is refused with the reason.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,6 @@
 // Command lines that users copy run as they are: those that the program prints as next steps, and those of
 // the README and the pages that name nothing of the reader's own.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

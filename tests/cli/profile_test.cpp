@@ -2,7 +2,6 @@
 // `fp8flow profile`: its files, sums that agree, all recipes, the ablation, and routing as asked.
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
-#include "tests/support/files.h"
 #include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>

@@ -10,7 +10,6 @@
 #include "kernels/core/scalar_math.h"
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

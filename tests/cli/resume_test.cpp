@@ -2,7 +2,6 @@
 // `fp8flow train --resume`: a run that is killed again and again ends with the numbers of one that was left
 // alone; and what it says when it cannot go on.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

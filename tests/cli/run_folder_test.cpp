@@ -2,17 +2,13 @@
 // One owner per run folder: which folder a run gets, what a start that fails leaves, and two jobs that want
 // the same one.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <map>
 #include <set>
-#include <thread>
 
 namespace fp8flow {
 namespace {

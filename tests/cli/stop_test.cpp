@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A run that a signal stops: after a step, on all ranks, with a checkpoint from which it continues with the
 // same bits; and a second signal, which ends it at once.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Standard output and standard error that cannot be written: full, closed, or without a reader.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,6 @@
 // `fp8flow validate`: verdicts and exit status, its files, and a planted fault that has to turn the verdict.
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
-#include "tests/support/files.h"
 #include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: MIT
 // A rank is lost at every stage of a job: the others end soon, with one report that names it.
-#include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <set>

@@ -5,7 +5,6 @@
 #include "model/safetensors/tensor_set.h"
 
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

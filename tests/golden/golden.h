@@ -10,7 +10,6 @@
 #include "model/job/backend.h"
 #include "tests/golden/cases.h"
 
-#include <map>
 #include <string>
 #include <vector>
 

@@ -2,7 +2,6 @@
 // ProcessGroup over MPI: every collective against closed forms, the same bits as over threads, and a peer
 // that never answers.
 #include "kernels/comm/process_group.h"
-#include "kernels/core/error.h"
 #include "tests/support/collective_checks.h"
 #include "tests/support/files.h"
 

@@ -6,7 +6,6 @@
 #include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>

@@ -2,7 +2,6 @@
 // Every script that can be run prints its usage for --help and refuses an argument that it does not know, at
 // once: nothing is built, installed or written.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -3,7 +3,6 @@
 // network: what is refused, the line that would run, a job that is stopped before its time limit and
 // requeued, and two hosts that are this machine.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

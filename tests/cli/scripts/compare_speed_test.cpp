@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // scripts/compare_builds.py speed with two pretended programs. Their bench reports given times.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

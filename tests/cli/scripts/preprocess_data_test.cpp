@@ -2,7 +2,6 @@
 // scripts/preprocess_data.py with a tokenizers package of a few lines (a token per byte): what it writes,
 // that training reads it, that an interrupted run goes on to the same files, and what it refuses.
 #include "tests/cli/command.h"
-#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

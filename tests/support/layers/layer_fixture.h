@@ -12,7 +12,6 @@
 #include "tests/support/tensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>

@@ -2,7 +2,6 @@
 // Ranks as threads: every collective against closed forms at 1 to 5 ranks, and how a rank that fails, leaves
 // or never comes shows on the others.
 #include "kernels/comm/process_group.h"
-#include "kernels/core/error.h"
 #include "tests/support/collective_checks.h"
 #include "tests/support/files.h"
 

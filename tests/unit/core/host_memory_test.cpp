@@ -2,7 +2,6 @@
 // Which limit applies: physical memory, a cgroup or one around it, a resource limit.
 #include "kernels/host_memory.h"
 
-#include "kernels/core/error.h"
 #include "kernels/reference/host_device.h"
 #include "tests/support/files.h"
 

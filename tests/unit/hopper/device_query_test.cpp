@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The CUDA seam on any machine: asking for devices never fails, and the answers agree with one another.
 #include "kernels/hopper/runtime/device_query.h"
-#include "kernels/core/error.h"
 #include "kernels/hopper/runtime/self_test.h"
 #include "tests/support/files.h"
 

@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <functional>
 
 namespace fp8flow {
 namespace {

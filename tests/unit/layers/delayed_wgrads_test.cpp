@@ -5,7 +5,6 @@
 #include "layers/schedule/delayed_wgrads.h"
 
 #include "model/plan/plan.h"
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <fmt/format.h>

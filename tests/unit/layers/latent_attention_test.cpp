@@ -5,7 +5,6 @@
 
 #include "layers/rope.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 #include "tests/support/layers/layer_fixture.h"
 #include "tests/support/settings.h"
 #include "tests/support/training.h"

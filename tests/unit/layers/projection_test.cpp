@@ -4,7 +4,6 @@
 // and resumed runs; and that training follows the BF16 projections.
 #include "layers/projection.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 #include "tests/support/layers/layer_fixture.h"
 
 #include <fmt/format.h>

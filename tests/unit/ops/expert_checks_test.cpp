@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Argument checks and costs of the expert operations (matrix products, SwiGLU): what is refused, in which
 // words, and known counts.
-#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/files.h"
 #include "tests/support/tensors.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The activation quantisers, byte for byte against block-by-block references: every layout, storage type,
 // format and rounding; ragged and empty groups, pads, row bases, all 2^16 bf16 values.
-#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/files.h"
 #include "tests/support/fp8_reference.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Embedding, cross-entropy and the element-wise ops against double-precision formulas and plain loops.
-#include "kernels/core/error.h"
 #include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/files.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The scaling-aware transpose byte for byte (every code x every distance of scales), and the naive dequantise
 // + requantise with the error of double quantisation, measured.
-#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/files.h"
 #include "tests/support/fp8_reference.h"

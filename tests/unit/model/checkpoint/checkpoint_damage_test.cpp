@@ -2,13 +2,10 @@
 // Damage on the disk: flipped bits, cut and grown files, swapped and missing ones, links. All refused, by the
 // name of the file and of the tensor; a resume takes the checkpoint before and keeps the damaged one aside.
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 
 #include "model/data/permutation.h"
 
 #include <gtest/gtest.h>
-
-#include <set>
 
 namespace fp8flow::test {
 

@@ -4,7 +4,6 @@
 // the newer checkpoint, whole, never anything else. And the same for every call of a resume.
 #include "tests/support/checkpoints.h"
 #include "tests/support/faulty_disk.h"
-#include "tests/support/files.h"
 
 #include "model/base/crc32c.h"
 

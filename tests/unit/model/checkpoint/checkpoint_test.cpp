@@ -3,7 +3,6 @@
 // number of ranks, also where the experts are shared by another number of ranks afterwards; and what may not
 // be resumed from.
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 
 #include "model/checkpoint/state.h"
 

@@ -3,7 +3,6 @@
 // resumed from there on as any other; blends resume bit for bit.
 #include "model/checkpoint/resume.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,6 @@
 #include "model/config/hf_families.h"
 #include "model/safetensors/tensor_set.h"
 
-#include "tests/support/files.h"
 #include "tests/support/settings.h"
 
 #include <gtest/gtest.h>

@@ -3,7 +3,6 @@
 // read without a gap and again when it is exhausted, and lists that are no blend are refused.
 #include "model/data/blend.h"
 
-#include "kernels/core/error.h"
 #include "model/data/text.h"
 #include "tests/support/file_data.h"
 #include "tests/support/files.h"

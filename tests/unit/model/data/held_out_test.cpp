@@ -5,7 +5,6 @@
 #include "model/train/trainer.h"
 
 #include "model/data/text.h"
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <algorithm>

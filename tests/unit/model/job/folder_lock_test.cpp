@@ -3,7 +3,6 @@
 // locks. Here flock fails with `flock_error` where that is not 0.
 #include "model/job/folder_lock.h"
 
-#include "kernels/core/error.h"
 #include "model/base/output.h"
 #include "model/base/run_folder.h"
 #include "tests/support/files.h"

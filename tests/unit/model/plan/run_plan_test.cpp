@@ -3,7 +3,6 @@
 // rows.
 #include "model/plan/plan.h"
 
-#include "kernels/core/error.h"
 #include "model/report/plan_report.h"
 #include "tests/support/files.h"
 

@@ -2,7 +2,6 @@
 // Seconds by hand: roofline, launches, ways between ranks, what a schedule hides; kinds of GPU.
 #include "model/predict/time.h"
 
-#include "kernels/core/error.h"
 #include "model/plan/plan.h"
 #include "model/predict/choose.h"
 #include "tests/support/files.h"

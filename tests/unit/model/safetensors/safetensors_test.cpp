@@ -12,9 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 namespace fp8flow {

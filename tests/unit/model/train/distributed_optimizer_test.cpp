@@ -5,7 +5,6 @@
 #include "model/plan/plan.h"
 #include "model/train/trainer.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 
 #include <fmt/format.h>
 

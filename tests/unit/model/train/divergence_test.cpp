@@ -4,7 +4,6 @@
 
 #include "kernels/core/scalar_math.h"
 #include "model/train/trainer.h"
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <algorithm>

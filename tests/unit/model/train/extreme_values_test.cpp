@@ -4,7 +4,6 @@
 #include "kernels/core/error.h"
 #include "model/config/fields.h"
 #include "model/plan/plan.h"
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <set>

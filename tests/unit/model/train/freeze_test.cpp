@@ -5,7 +5,6 @@
 #include "model/predict/stages.h"
 #include "model/report/run_report.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 
 #include <fmt/ranges.h>
 

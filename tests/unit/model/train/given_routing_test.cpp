@@ -3,7 +3,6 @@
 // has the same bits, another recipe the same experts; files that do not fit are refused.
 #include "model/data/routing_file.h"
 #include "model/safetensors/writer.h"
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <gtest/gtest.h>

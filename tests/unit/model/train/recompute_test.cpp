@@ -4,7 +4,6 @@
 // the wire and saves in memory is what the modes promise.
 #include "model/train/trainer.h"
 #include "model/train/transformer.h"
-#include "tests/support/files.h"
 #include "tests/support/layers/layer_fixture.h"
 #include "tests/support/training.h"
 

@@ -4,7 +4,6 @@
 // room for the worst case.
 #include "model/train/trainer.h"
 
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <fmt/format.h>

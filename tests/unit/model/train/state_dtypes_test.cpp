@@ -4,7 +4,6 @@
 #include "model/checkpoint/resume.h"
 #include "model/train/trainer.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/files.h"
 
 namespace fp8flow::test {
 namespace {

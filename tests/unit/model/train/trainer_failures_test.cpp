@@ -3,7 +3,6 @@
 // transaction: it happens whole or not at all.
 #include "model/train/trainer.h"
 
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <limits>

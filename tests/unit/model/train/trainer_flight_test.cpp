@@ -4,7 +4,6 @@
 // all is in trainer_failures_test.cpp.
 #include "model/train/trainer.h"
 
-#include "tests/support/files.h"
 #include "tests/support/training.h"
 
 #include <algorithm>
