@@ -3,6 +3,7 @@
 #include "tests/golden/golden.h"
 
 #include "model/train/trainer.h"
+#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The settings of a source that reads files, by name: other keys of the configuration have their defaults.
+// And what a source has at an index.
 #pragma once
 
 #include "model/config/config.h"
+#include "model/data/data.h"
 
 #include <string>
 #include <vector>
@@ -29,5 +31,11 @@ struct FileData {
         return config;
     }
 };
+
+inline std::vector<int32_t> tokens_of(const data::TokenSource& source, data::Split split, int64_t index) {
+    std::vector<int32_t> tokens(static_cast<size_t>(source.seq_length()) + 1, -1);
+    source.sample(split, index, tokens);
+    return tokens;
+}
 
 }  // namespace fp8flow

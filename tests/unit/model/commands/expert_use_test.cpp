@@ -2,6 +2,8 @@
 // The warning on experts that no token reached lately.
 #include "model/commands/train_records.h"
 
+#include "tests/support/files.h"
+
 #include <gtest/gtest.h>
 
 namespace fp8flow {

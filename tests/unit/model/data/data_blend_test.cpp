@@ -52,8 +52,7 @@ TEST(Blend, SharesHoldAtEverySampleAndNothingIsLeftOut) {
     const BlendedSource source = blend(weights);
     std::vector<int64_t> taken(3);
     for (int64_t i = 0; i < 70000; ++i) {  // past the period of the pattern
-        int32_t window[5];
-        source.sample(Split::train, i, window);
+        const std::vector<int32_t> window = tokens_of(source, Split::train, i);
         int64_t& next = taken[static_cast<size_t>(window[0] / 100 - 1)];
         ASSERT_EQ(window[1], next) << "sample " << i;
         ++next;
@@ -62,8 +61,7 @@ TEST(Blend, SharesHoldAtEverySampleAndNothingIsLeftOut) {
             EXPECT_LT(std::abs(static_cast<double>(taken[p]) - static_cast<double>(i + 1) * weights[p] / 10),
                       3);
     }
-    int32_t late[5];
-    source.sample(Split::train, 69999, late);  // a sample depends on its index alone
+    const auto late = tokens_of(source, Split::train, 69999);  // a sample depends on its index alone
     EXPECT_EQ(late[1], taken[static_cast<size_t>(late[0] / 100 - 1)] - 1);
 }
 
@@ -71,11 +69,8 @@ TEST(Blend, SharesHoldAtEverySampleAndNothingIsLeftOut) {
 TEST(Blend, TheOrderIsMegatrons) {
     const BlendedSource source = blend({0.5, 0.3, 0.2});
     std::string order;
-    for (int64_t i = 0; i < 10; ++i) {
-        int32_t window[5];
-        source.sample(Split::train, i, window);
-        order += static_cast<char>('a' + window[0] / 100 - 1);
-    }
+    for (int64_t i = 0; i < 10; ++i)
+        order += static_cast<char>('a' + tokens_of(source, Split::train, i)[0] / 100 - 1);
     EXPECT_EQ(order, "abcabacaba");
 }
 

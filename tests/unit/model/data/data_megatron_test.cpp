@@ -74,12 +74,6 @@ FileData options_of(const std::string& path, double held_out = 0.25, int64_t voc
     return {.data_path = {path}, .held_out_fraction = held_out, .vocab_size = vocab, .seq_length = 8};
 }
 
-std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t index) {
-    std::vector<int32_t> tokens(static_cast<size_t>(source.seq_length()) + 1, -1);
-    source.sample(split, index, tokens);
-    return tokens;
-}
-
 // The first tokens of all windows of an epoch, sorted; checks that each window counts up.
 std::vector<int32_t> windows_of(const TokenSource& source, Split split) {
     std::vector<int32_t> firsts;
@@ -237,81 +231,57 @@ TEST(Megatron, BrokenOnesAreRefusedWithFileAndNumbers) {
     };
     const Dataset good = Dataset::of({{9, 9}, {9}, {9, 9}});
     EXPECT_NO_THROW((good.write(folder, "good"), MegatronSource(options_of(folder.path("good"), 0.25, 64))));
-    Dataset bad = good;
-    bad.magic[3] = 'x';
-    refuse(bad, "does not begin with MMIDIDX");
-    bad = good;
-    bad.version = 2;
-    refuse(bad, "version 2, want 1");
-    for (const auto& [code, text] : {std::pair{0, "token type 0, want 1 to 8"},
-                                     {9, "token type 9"},
-                                     {255, "token type 255"},
-                                     {2, "type int8"},
-                                     {6, "type float64"},
-                                     {7, "type float32"}}) {
-        bad = good;
-        bad.code = static_cast<uint8_t>(code);
-        refuse(bad, text);
+    const struct {
+        void (*change)(Dataset&);
+        const char* part;
+        const char* file = ".idx";
+    } wrong[] = {
+        {[](Dataset& d) { d.magic[3] = 'x'; }, "does not begin with MMIDIDX"},
+        {[](Dataset& d) { d.version = 2; }, "version 2, want 1"},
+        {[](Dataset& d) { d.code = 0; }, "token type 0, want 1 to 8"},
+        {[](Dataset& d) { d.code = 9; }, "token type 9"},
+        {[](Dataset& d) { d.code = 255; }, "token type 255"},
+        {[](Dataset& d) { d.code = 2; }, "type int8"},
+        {[](Dataset& d) { d.code = 6; }, "type float64"},
+        {[](Dataset& d) { d.code = 7; }, "type float32"},
+        {[](Dataset& d) { d.sequences = 6; }, "truncated by 12 bytes: 6 sequences and 4 bounds"},
+        {[](Dataset& d) { d.sequences = 4; }, "too long by 12 bytes"},
+        {[](Dataset& d) { d.sequences = 0; }, "0 sequences"},
+        {[](Dataset& d) { d.sequences = int64_t{1} << 62; }, "4611686018427387904 sequences"},
+        {[](Dataset& d) { d.num_bounds = 1; }, "1 bounds"},
+        // 8 times that is 32 in 64 bits
+        {[](Dataset& d) { d.num_bounds = (int64_t{1} << 61) + 4; }, "bounds of documents"},
+        {[](Dataset& d) { d.lengths[1] = -9; }, "sequence 1 has -9 tokens"},
+        {[](Dataset& d) { d.lengths[1] = 8; }, "sequence 2 begins at byte 36, the one before ends at 34"},
+        {[](Dataset& d) { d.offsets[0] = 2; }, "sequence 0 begins at byte 2"},
+        {[](Dataset& d) { d.offsets[3] = -1; }, "sequence 3 begins at byte -1"},
+        {[](Dataset& d) { d.bounds[0] = 1; }, "document 0 begins at sequence 1"},
+        {[](Dataset& d) { d.bounds.back() = 4; }, "document 3 begins at sequence 4, want 0 first, 5 last"},
+        {[](Dataset& d) { d.bounds[1] = 4; }, "document 2 begins at sequence 3"},
+        {[](Dataset& d) { d.bounds[1] = 1000; }, "document 1 begins at sequence 1000"},
+        {[](Dataset& d) { d.ids.pop_back(); },
+         "truncated by 2 bytes: its index counts 45 tokens x 2 bytes = 90 bytes, the file has 88", ".bin"},
+        {[](Dataset& d) { d.ids[44] = 64; }, "token 44 is 64, the vocabulary has 64 ids", ".bin"},
+        {[](Dataset& d) { d.ids[44] = 65535; }, "token 44 is 65535", ".bin"},
+    };
+    for (const auto& [change, part, file] : wrong) {
+        Dataset bad = good;
+        change(bad);
+        refuse(bad, part, file);
     }
-    bad = good;
-    bad.sequences = 6;
-    refuse(bad, "truncated by 12 bytes: 6 sequences and 4 bounds");
-    bad.sequences = 4;
-    refuse(bad, "too long by 12 bytes");
-    bad.sequences = 0;
-    refuse(bad, "0 sequences");
-    bad.sequences = int64_t{1} << 62;
-    refuse(bad, "4611686018427387904 sequences");
-    bad = good;
-    bad.num_bounds = 1;
-    refuse(bad, "1 bounds");
-    bad.num_bounds = (int64_t{1} << 61) + 4;  // 8 times that is 32 in 64 bits
-    refuse(bad, "bounds of documents");
     refuse(good, "multimodal", ".idx", std::string(5, '\0'));
     refuse(good, "too long by 1 bytes", ".idx", "x");
-    bad = good;
-    bad.lengths[1] = -9;
-    refuse(bad, "sequence 1 has -9 tokens");
-    bad = good;
-    bad.lengths[1] = 8;
-    refuse(bad, "sequence 2 begins at byte 36, the one before ends at 34");
-    bad = good;
-    bad.offsets[0] = 2;
-    refuse(bad, "sequence 0 begins at byte 2");
-    bad = good;
-    bad.offsets[3] = -1;
-    refuse(bad, "sequence 3 begins at byte -1");
-    bad = good;
-    bad.bounds[0] = 1;
-    refuse(bad, "document 0 begins at sequence 1");
-    bad = good;
-    bad.bounds.back() = 4;
-    refuse(bad, "document 3 begins at sequence 4, want 0 first, 5 last");
-    bad = good;
-    bad.bounds[1] = 4;
-    refuse(bad, "document 2 begins at sequence 3");
-    bad = good;
-    bad.bounds[1] = 1000;
-    refuse(bad, "document 1 begins at sequence 1000");
-    bad = good;
-    bad.ids.pop_back();
-    refuse(bad, "truncated by 2 bytes: its index counts 45 tokens x 2 bytes = 90 bytes, the file has 88",
-           ".bin");
     refuse(good, "too long by 1 bytes", ".bin", "x");
-    bad = good;
-    bad.ids[44] = 64;
-    refuse(bad, "token 44 is 64, the vocabulary has 64 ids", ".bin");
-    bad.ids[44] = 65535;
-    refuse(bad, "token 44 is 65535", ".bin");
-    bad = Dataset::of({{9, 9}, {9}}, 4, 4);
-    bad.ids[3] = -1;
-    refuse(bad, "token 3 is -1", ".bin");
-    bad = Dataset::of({{9, 9}, {9}}, 3, 2);
-    bad.ids[3] = -2;
-    refuse(bad, "token 3 is -2", ".bin");
-    bad = Dataset::of({{9, 9}, {9}}, 5, 8);
-    bad.ids[3] = int64_t{1} << 32;  // 0 in 32 bits
-    refuse(bad, "token 3 is 4294967296", ".bin");
+    const struct {
+        uint8_t code;
+        int width;
+        int64_t id;
+    } ids[] = {{4, 4, -1}, {3, 2, -2}, {5, 8, int64_t{1} << 32}};  // the last is 0 in 32 bits
+    for (const auto& [code, width, id] : ids) {
+        Dataset bad = Dataset::of({{9, 9}, {9}}, code, width);
+        bad.ids[3] = id;
+        refuse(bad, fmt::format("token 3 is {}", id), ".bin");
+    }
     // Every cut of the index.
     const std::string index = good.index();
     folder.write("cut.bin", good.bin());
@@ -342,8 +312,7 @@ TEST(Megatron, MissingAndForeignFiles) {
     set.write(folder, "changing");
     const MegatronSource source(options_of(folder.path("changing")));
     std::filesystem::resize_file(folder.path("changing.bin"), 60);
-    std::vector<int32_t> tokens(9);
-    expect_contains(error_of(ExitCode::data, [&] { source.sample(Split::train, 0, tokens); }),
+    expect_contains(error_of(ExitCode::data, [&] { tokens_of(source, Split::train, 0); }),
                     "changing.bin: changed since the start: 60 bytes, was 98");
 }
 

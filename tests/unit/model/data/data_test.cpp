@@ -5,6 +5,7 @@
 
 #include "model/data/permutation.h"
 #include "model/data/synthetic.h"
+#include "tests/support/file_data.h"
 #include "tests/support/files.h"
 
 #include <algorithm>
@@ -116,12 +117,6 @@ TEST(Batcher, SharesAnUnevenRestAndRefusesWrongIndices) {
     EXPECT_THROW(batcher.samples(0, 2, 0), Error);
     EXPECT_THROW(batcher.samples(0, 0, 2), Error);
     EXPECT_THROW(batcher.samples(-1, 0, 0), Error);
-}
-
-std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t index) {
-    std::vector<int32_t> tokens(static_cast<size_t>(source.seq_length()) + 1, -1);
-    source.sample(split, index, tokens);
-    return tokens;
 }
 
 Config chain(int64_t symbols, int64_t order, uint64_t seed, int64_t seq_length) {

@@ -23,12 +23,6 @@ namespace {
 
 using Paths = std::vector<std::string>;
 
-std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t index) {
-    std::vector<int32_t> tokens(static_cast<size_t>(source.seq_length()) + 1, -1);
-    source.sample(split, index, tokens);
-    return tokens;
-}
-
 std::string as_text(const std::vector<int32_t>& tokens) {
     std::string text;
     for (const int32_t token : tokens) text += token == kEndOfDocument ? '|' : static_cast<char>(token);

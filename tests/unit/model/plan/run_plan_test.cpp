@@ -4,7 +4,7 @@
 #include "model/plan/plan.h"
 
 #include "model/report/plan_report.h"
-#include "tests/support/files.h"
+#include "tests/support/settings.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -22,10 +22,6 @@ using namespace plan;
 
 namespace {
 
-Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
-    return load_config(std::string(FP8FLOW_SOURCE_DIR "/configs/") + name, overrides);
-}
-
 int64_t total_of(const Config& config, const std::string& part) {
     for (const auto& entry : count_parameters(config)) {
         if (entry.part == part) return entry.total;
@@ -35,7 +31,7 @@ int64_t total_of(const Config& config, const std::string& part) {
 }
 
 TEST(RunPlan, ParametersOfMixtral8x7b) {
-    const Config config = shipped("mixtral_8x7b.yaml");
+    const Config config = shipped("mixtral_8x7b");
     const RunPlan plan = make_plan(config, 8);
     EXPECT_EQ(total_of(config, "embedding"), int64_t{32000} * 4096);
     EXPECT_EQ(total_of(config, "attention"), int64_t{32} * (2 * 4096 * 4096 + 2 * 4096 * 1024));
@@ -47,7 +43,7 @@ TEST(RunPlan, ParametersOfMixtral8x7b) {
 
 TEST(RunPlan, AbsurdSizesAreRefused) {
     const auto refusal = [](const std::vector<std::string>& overrides) {
-        return error_of(ExitCode::usage, [&] { make_plan(shipped("test.yaml", overrides), 1); });
+        return error_of(ExitCode::usage, [&] { make_plan(shipped("test", overrides), 1); });
     };
     const std::vector<std::string> wide = {"hidden_size=1048576", "moe_ffn_hidden_size=1048576",
                                            "num_experts=4096"};
@@ -59,13 +55,13 @@ TEST(RunPlan, AbsurdSizesAreRefused) {
                              "train_iters=20", "hidden_size=1048576"}),
                     "more than 63 bits count; lower training.micro_batch_size");
     // a factor beyond any routing is the worst case of routing
-    const Config worst = shipped("test.yaml", {"moe_expert_rank_capacity_factor=0"}),
-                 more = shipped("test.yaml", {"moe_expert_rank_capacity_factor=1e38"});
+    const Config worst = shipped("test", {"moe_expert_rank_capacity_factor=0"}),
+                 more = shipped("test", {"moe_expert_rank_capacity_factor=1e38"});
     EXPECT_EQ(rank_row_capacity(more), rank_row_capacity(worst));
 }
 
 TEST(RunPlan, ParametersOfQwen3) {
-    const RunPlan plan = make_plan(shipped("qwen3_30b_a3b.yaml"), 8);
+    const RunPlan plan = make_plan(shipped("qwen3_30b_a3b"), 8);
     EXPECT_EQ(plan.total_parameters(), 30532122624);  // the published checkpoint: 30.5 B
     EXPECT_EQ(plan.active_parameters(), 3353032704);  // 3.3 B
     int64_t per_rank = 0;
@@ -76,7 +72,7 @@ TEST(RunPlan, ParametersOfQwen3) {
 
 // One MoE layer of DeepSeek-V3: 256 routed experts and one shared expert of 3 x 7168 x 2048 weights.
 TEST(RunPlan, ParametersOfOneDeepSeekLayer) {
-    const Config config = shipped("layer_deepseek_v3.yaml");
+    const Config config = shipped("layer_deepseek_v3");
     const int64_t expert = int64_t{3} * 7168 * 2048;
     EXPECT_EQ(total_of(config, "experts"), 256 * expert);
     EXPECT_EQ(total_of(config, "shared expert"), expert);
@@ -145,7 +141,7 @@ TEST(RunPlan, FrozenWeightsHaveNoGradientFlops) {
 
 // The published bytes per routed row of DeepSeek-V3's shape: H 7168, F 2048.
 TEST(RunPlan, SavedBytesPerRoutedRow) {
-    const Config config = shipped("layer_deepseek_v3.yaml");
+    const Config config = shipped("layer_deepseek_v3");
     const auto row = [&](Recipe recipe, RecomputeSpec recompute) {
         return saved_activation_bytes(with_recipe(config, recipe), 0, recompute).per_row;
     };
@@ -166,7 +162,7 @@ TEST(RunPlan, SavedBytesPerRoutedRow) {
 // real routed row of DeepSeek-V3 with its group-limited routing.
 TEST(RunPlan, SavedRowsPerRealRoutedRow) {
     const auto per_row = [&](int64_t ranks, SavedRows rows) {
-        Config config = shipped("layer_deepseek_v3.yaml");
+        Config config = shipped("layer_deepseek_v3");
         config.parallel.expert_model_parallel_size = ranks;
         config.recompute = {
             .recompute_granularity = RecomputeGranularity::selective, .moe_expert = true, .saved_rows = rows};
@@ -235,7 +231,7 @@ TEST(RunPlan, DistinctRanksMatchSampling) {
 
 // T = 4096, H = 7168, K = 8 over 4 ranks without group limits: 11103 remote rows a rank.
 TEST(RunPlan, WireBytesOfDeepSeekLayer) {
-    Config config = shipped("layer_deepseek_v3.yaml");
+    Config config = shipped("layer_deepseek_v3");
     config.moe.moe_router_num_groups = config.moe.moe_router_group_topk = 0;
     const auto legs = [&](Recipe recipe) {
         std::map<std::string, WireItem> by_name;
@@ -259,7 +255,7 @@ TEST(RunPlan, WireBytesOfDeepSeekLayer) {
 // 8 ranks on two hosts: over two levels a row crosses once for each (token, host), and is sent on inside to
 // three of four ranks.
 TEST(RunPlan, WireBytesBetweenHosts) {
-    Config config = shipped("layer_deepseek_v3.yaml");
+    Config config = shipped("layer_deepseek_v3");
     config.moe.moe_router_num_groups = config.moe.moe_router_group_topk = 0;
     config.parallel.expert_model_parallel_size = 8;
     const double row = 4096 * 2 * 7168, ranks = expected_distinct_ranks(config.moe, 8),
@@ -292,7 +288,7 @@ TEST(RunPlan, WireBytesBetweenHosts) {
 }
 
 TEST(RunPlan, RowCapacity) {
-    Config config = shipped("layer_deepseek_v3.yaml");
+    Config config = shipped("layer_deepseek_v3");
     EXPECT_EQ(rank_row_capacity(config), 1.25 * 4096 * 8 + 127 * 64 + 64);
     config.moe.moe_expert_rank_capacity_factor = 0;
     // Every token of every rank to 8 experts here, a pad of 127 each, up to a multiple of 128.
@@ -342,7 +338,7 @@ TEST(RunPlan, MemoryByCategory) {
 }
 
 TEST(RunPlan, RecomputeModes) {
-    const Config config = shipped("layer_deepseek_v3.yaml");
+    const Config config = shipped("layer_deepseek_v3");
     const RunPlan plan = make_plan(config, 4);
     std::map<std::string, RecomputeChoice> modes;
     for (const auto& choice : plan.recompute) modes[choice.mode] = choice;
@@ -370,15 +366,14 @@ TEST(RunPlan, RecomputeModes) {
 }
 
 TEST(RunPlan, RefusesAnIllegalNumberOfGpus) {
-    Config config = shipped("mixtral_8x7b.yaml");
+    Config config = shipped("mixtral_8x7b");
     config.training.global_batch_size = 252;
     expect_contains(error_of(ExitCode::usage, [&] { make_plan(config, 12); }),
                     "parallel.expert_model_parallel_size: got 8, want a divisor of the world size 12");
 }
 
 TEST(RunPlan, TextAndJsonAgree) {
-    for (const char* file :
-         {"quickstart.yaml", "test.yaml", "qwen3_30b_a3b.yaml", "layer_deepseek_v3.yaml"}) {
+    for (const char* file : {"quickstart", "test", "qwen3_30b_a3b", "layer_deepseek_v3"}) {
         const Config config = shipped(file);
         const RunPlan plan = make_plan(config, config.parallel.expert_model_parallel_size);
         const std::string text = report::plan_text(config, plan);

@@ -2,7 +2,7 @@
 // The search over runs, and the advice where memory is short.
 #include "model/predict/choose.h"
 
-#include "kernels/core/error.h"
+#include "tests/support/settings.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -12,10 +12,6 @@
 
 namespace fp8flow::predict {
 namespace {
-
-Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
-    return load_config(FP8FLOW_SOURCE_DIR "/configs/" + name + ".yaml", overrides);
-}
 
 TEST(Choose, WhatTheFileSaysStays) {
     const Gpu gpu = load_gpu("h200");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // precision.moe_wgrad_micro_batches: auto, as a run and a plan decide it; what a resumed run keeps; and the
 // key of earlier versions.
-#include "kernels/core/error.h"
 #include "model/config/changed_rules.h"
 #include "model/predict/fit.h"
 #include "model/validate/arms.h"
+#include "tests/support/files.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

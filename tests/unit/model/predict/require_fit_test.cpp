@@ -4,7 +4,7 @@
 #include "model/predict/require_fit.h"
 
 #include "model/predict/fit.h"
-#include "tests/support/files.h"
+#include "tests/support/settings.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,6 @@
 
 namespace fp8flow::predict {
 namespace {
-
-Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
-    return load_config(std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml", overrides);
-}
 
 TEST(RequireFit, TheLastByteCounts) {
     const Config config = shipped("qwen3_30b_a3b");

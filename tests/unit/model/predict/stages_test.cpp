@@ -4,7 +4,7 @@
 #include "model/config/fields.h"
 #include "model/predict/time.h"
 #include "model/validate/arms.h"
-#include "tests/support/files.h"
+#include "tests/support/settings.h"
 
 #include <gtest/gtest.h>
 
@@ -145,7 +145,7 @@ TEST(Stages, RecomputedStagesRunTwice) {
 
 // Rows that are dispatched again cross the wire again; rows kept once are read and fanned out.
 TEST(Stages, SavedRows) {
-    Config config = load_config(FP8FLOW_SOURCE_DIR "/configs/layer_deepseek_v3.yaml");
+    Config config = shipped("layer_deepseek_v3");
     config.recompute.recompute_granularity = RecomputeGranularity::selective;
     config.recompute.moe_expert = true;
     const auto dispatch = [&](SavedRows rows, const char* direction) {

@@ -4,7 +4,7 @@
 
 #include "model/plan/plan.h"
 #include "model/predict/choose.h"
-#include "tests/support/files.h"
+#include "tests/support/settings.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,6 @@
 
 namespace fp8flow::predict {
 namespace {
-
-Config layer(const std::string& name, const std::vector<std::string>& overrides = {}) {
-    return load_config(FP8FLOW_SOURCE_DIR "/configs/" + name + ".yaml", overrides);
-}
 
 const StageTime& stage_of(const StepTime& time, std::string_view stage, std::string_view direction) {
     for (const StageTime& one : time.stages)
@@ -35,7 +31,7 @@ TEST(Time, RooflineIsTheRootOfTheSumOfSquares) {
 TEST(Time, StagesFollowSharesAndClock) {
     Gpu gpu = load_gpu("h200");
     gpu.sheet.clock = 1.5e9;
-    const Config config = layer("layer_deepseek_v3_1gpu");
+    const Config config = shipped("layer_deepseek_v3_1gpu");
     const RecipeShares& shares = gpu.calibration.recipes.at("fp8_flow");
     const StepTime time = predict_step(config, 1, gpu);
     const StageTime& fc1 = stage_of(time, "fc1", "forward");
@@ -55,7 +51,7 @@ TEST(Time, StagesFollowSharesAndClock) {
 
 TEST(Time, RowsTakeNvlinkInsideAHostAndTheNetworkBetween) {
     const Gpu gpu = load_gpu("h200");
-    Config config = layer("layer_deepseek_v3", {"moe_router_num_groups=0", "moe_router_group_topk=0"});
+    Config config = shipped("layer_deepseek_v3", {"moe_router_num_groups=0", "moe_router_group_topk=0"});
     const StepTime inside = predict_step(config, 4, gpu);
     const StageTime& near = stage_of(inside, "dispatch", "forward");
     EXPECT_DOUBLE_EQ(near.wire, near.work.wire_bytes / gpu.sheet.peer_rate);
@@ -81,7 +77,7 @@ TEST(Time, RowsTakeNvlinkInsideAHostAndTheNetworkBetween) {
 // A bench times a whole call of core attention.
 TEST(Time, CoreAttentionCountsItsLaunchesOnce) {
     Gpu gpu = load_gpu("h200");
-    const Config config = layer("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]"});
+    const Config config = shipped("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]"});
     const auto core = [&] {
         const StepTime time = predict_step(config, config.parallel.expert_model_parallel_size, gpu);
         for (const StageTime& one : time.stages)
@@ -100,7 +96,7 @@ TEST(Time, CoreAttentionCountsItsLaunchesOnce) {
 // meanwhile.
 TEST(Time, ACombineTakesItsRowsAndTheLateRanks) {
     Gpu gpu = load_gpu("h200");
-    const Config config = layer("layer_deepseek_v3");
+    const Config config = shipped("layer_deepseek_v3");
     const auto seconds = [&] {
         const StepTime time = predict_step(config, 4, gpu);
         double experts = 0;
@@ -117,7 +113,7 @@ TEST(Time, ACombineTakesItsRowsAndTheLateRanks) {
     const double whole = gpu.calibration.recipes.at("fp8_flow").whole_over_stages;
     EXPECT_NEAR(alone.seconds, whole * (gpu.calibration.exchange_seconds + alone.wire), 1e-9);
     EXPECT_EQ(
-        stage_of(predict_step(layer("layer_deepseek_v3_1gpu"), 1, load_gpu("h200")), "combine", "forward")
+        stage_of(predict_step(shipped("layer_deepseek_v3_1gpu"), 1, load_gpu("h200")), "combine", "forward")
             .wire,
         0);
 }
@@ -126,8 +122,8 @@ TEST(Time, ACombineTakesItsRowsAndTheLateRanks) {
 // overlapped ones.
 TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
     const Gpu gpu = load_gpu("h200");
-    Config config = layer("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]",
-                                        "parallel.expert_model_parallel_size=1"});
+    Config config = shipped("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]",
+                                          "parallel.expert_model_parallel_size=1"});
     const auto shared = [&](const char* direction) {
         return stage_of(predict_step(config, 1, gpu), "shared expert", direction);
     };
@@ -144,14 +140,14 @@ TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
     config.schedule.moe_shared_expert_overlap = true;
     EXPECT_LT(shared("backward").seconds, 0.9 * serial.seconds);
     // the DeepSeek-V3 layer fills its waves
-    const StageTime wide = stage_of(predict_step(layer("layer_deepseek_v3"), 4, gpu), "fc1", "forward");
+    const StageTime wide = stage_of(predict_step(shipped("layer_deepseek_v3"), 4, gpu), "fc1", "forward");
     EXPECT_LT(wide.work.fp8_idle, 0.1 * wide.work.fp8_flops);
 }
 
 // Small models wait for the host; a graph is one launch.
 TEST(Time, AStepIsNoShorterThanItsLaunches) {
     Gpu gpu = load_gpu("h200");
-    Config config = layer("layer_deepseek_v3");
+    Config config = shipped("layer_deepseek_v3");
     const StepTime device = predict_step(config, 4, gpu);
     EXPECT_FALSE(device.host_bound);
     ASSERT_GT(device.launches, 0);
@@ -166,7 +162,7 @@ TEST(Time, AStepIsNoShorterThanItsLaunches) {
 // What formulas leave out is known from the configuration, before anything is measured.
 TEST(Time, WhatIsNotCoveredIsSaid) {
     const Gpu gpu = load_gpu("h200");
-    Config config = layer("layer_deepseek_v3");
+    Config config = shipped("layer_deepseek_v3");
     EXPECT_EQ(not_covered(config), "");
     config.schedule.overlap_param_gather = true;
     expect_contains(prediction_text(predicted(config, 4, gpu), gpu), "not covered: what a gather takes");
@@ -174,7 +170,7 @@ TEST(Time, WhatIsNotCoveredIsSaid) {
 
 TEST(Time, InterleavedMicroBatchesHideTheNetworkAndNothingInsideAHost) {
     const Gpu gpu = load_gpu("h200");
-    Config config = layer("layer_deepseek_v3", {"global_batch_size=32"});
+    Config config = shipped("layer_deepseek_v3", {"global_batch_size=32"});
     const StepTime serial = predict_step(config, 4, gpu);
     config.schedule.overlap_moe_expert_parallel_comm = true;
     EXPECT_EQ(predict_step(config, 4, gpu).step, serial.step);
@@ -190,7 +186,7 @@ TEST(Time, InterleavedMicroBatchesHideTheNetworkAndNothingInsideAHost) {
 
 TEST(Time, GradientsOfReplicasCrossHosts) {
     const Gpu gpu = load_gpu("h200");
-    Config config = layer("layer_deepseek_v3");
+    Config config = shipped("layer_deepseek_v3");
     const auto reduction = [&](int64_t gpus) {
         config.training.global_batch_size = gpus;
         double seconds = 0;
@@ -205,7 +201,7 @@ TEST(Time, GradientsOfReplicasCrossHosts) {
 
 TEST(Time, UnknownRecipesAreRefused) {
     const Gpu gpu = load_gpu("h200");
-    const Config config = layer("layer_deepseek_v3_1gpu", {"recipe=mxfp8"});
+    const Config config = shipped("layer_deepseek_v3_1gpu", {"recipe=mxfp8"});
     EXPECT_FALSE(can_predict(config, gpu));
     EXPECT_THROW(predict_step(config, 1, gpu), Error);
 }
