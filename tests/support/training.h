@@ -168,12 +168,21 @@ inline TrainingRun train(const Config& config, int ranks, const RunOptions& opti
     return runs[0];
 }
 
-// One step on the reference backend, its stages timed by parts; then `look` at one rank after the other.
+// `body` on each rank, with a trainer on the reference backend.
+inline void on_trainers(const Config& config, int ranks,
+                        const std::function<void(ReferenceTrainer&, ProcessGroup&)>& body) {
+    const auto data = open_data(config);
+    run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world, data);
+        body(trainer, world);
+    });
+}
+
+// One step, its stages timed by parts; then `look` at one rank after the other.
 inline void after_timed_step(const Config& config, int ranks,
                              const std::function<void(Trainer&, ProcessGroup&)>& look) {
     std::mutex mutex;
-    run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world);
+    on_trainers(config, ranks, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
         trainer.time_stages(TimerDetail::parts);
         trainer.run_step();
         const std::lock_guard lock(mutex);

@@ -70,8 +70,7 @@ void train_once(const Config& config, const std::string& run, int ranks, Reached
 
 // A weight that is not a number: the step is refused, and the trainer looks for the culprit.
 void train_nan(const Config& config, Reached& reached) {
-    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world);
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
         const Parameter& parameter = trainer.transformer().parameters().all().front();
         const float nan = std::numeric_limits<float>::quiet_NaN();
         trainer.ops().device().copy_in(parameter.master.data, &nan, sizeof nan);

@@ -154,8 +154,7 @@ TEST(DelayedWgrads, AnOverflowIsRedone) {
 TEST(DelayedWgrads, AWarmStepAllocatesNothingAndStopsTheHostNowhere) {
     for (const Recipe recipe : kJoining) {
         const Config config = config_of(recipe, 2, 3);
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            ReferenceTrainer trainer(config, world);
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             for (int i = 0; i < 3; ++i) trainer.step();
             const Device& device = trainer.ops().device();
             const int64_t stops = device.num_synchronisations(), waits = device.num_waits(),

@@ -198,9 +198,7 @@ TEST_P(HeldOut, StepsAndEvaluationsReadTheirOwnPart) {
 TEST_P(HeldOut, TheModelIsAskedWhatItHasNotSeen) {
     if (!GetParam().disjoint_tokens) GTEST_SKIP() << "both parts come from one chain";
     const Config c = config({"training.micro_batch_size=4", "training.train_iters=60", "training.lr=0.01"});
-    const auto data = open_data(c);
-    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-        test::ReferenceTrainer trainer(c, world, data);
+    test::on_trainers(c, 1, [&](test::ReferenceTrainer& trainer, ProcessGroup&) {
         const double before = trainer.evaluate(2);
         double loss = 0;
         for (int i = 0; i < 25; ++i) loss = trainer.run_step().lm_loss;

@@ -84,8 +84,7 @@ TEST(DistributedOptimizer, StateIsDividedOverTheRanksThatReplicateIt) {
         int64_t experts = 0, all = 0;
         for (const bool sharded : {false, true}) {
             const Config config = config_of(expert_ranks, sharded);
-            run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-                ReferenceTrainer trainer(config, world);
+            on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
                 if (world.rank() != 0) return;
                 bytes[sharded] = trainer.parameter_bytes();
                 experts = all = 0;

@@ -120,8 +120,7 @@ TEST(Divergence, AfterASkipTheRunIsThatWithoutTheBatch) {
 TEST(Divergence, TheFirstUpdateAfterTwoSkipsIsTheFirst) {
     const Config config = test_config(Recipe::bf16, {"training.on_divergence=skip", "training.clip_grad=0",
                                                      "training.lr_warmup_iters=0", "training.lr=0.01"});
-    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world);
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
         Parameter& weight = trainer.transformer().parameters().all().front();
         Bf16& copy = weight.plain.as<Bf16>()[0];
         const Bf16 whole = copy;
@@ -154,8 +153,7 @@ TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
     const Config config = test_config(
         Recipe::bf16,
         {"training.on_divergence=skip", fmt::format("training.train_iters={}", kMostSkippedInARow + 2)});
-    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world);
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
         trainer.run_step();
         Parameter& weight = trainer.transformer().parameters().all().front();
         weight.plain.as<Bf16>()[0] = to_bf16(std::numeric_limits<float>::quiet_NaN());
@@ -185,9 +183,7 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
         std::vector<std::string> keys = base.keys;
         if (divided) keys.emplace_back("training.use_distributed_optimizer=true");
         const Config config = test_config(Recipe::fp8_flow, keys);
-        const auto data = open_data(config);
-        run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-            ReferenceTrainer trainer(config, world, data);
+        on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
             try {
                 for (int64_t i = 0; i < kSteps; ++i) trainer.step();
                 trainer.drain();
@@ -213,10 +209,8 @@ TEST(Divergence, LossesBeforeAResumeDoNotCount) {
     constexpr auto kFirstJudged = static_cast<int64_t>(DivergenceLimits::kWindow) + 2;
     const Config config =
         test_config(Recipe::bf16, {"training.loss_spike_factor=0.5", "training.train_iters=100"});
-    const auto data = open_data(config);
     for (const bool resumed : {false, true}) {
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            ReferenceTrainer trainer(config, world, data);
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             for (int64_t i = 0; i < kFirstJudged; ++i) trainer.run_step();
             if (resumed) {
                 trainer.resume_at(kFirstJudged, kFirstJudged);
@@ -232,9 +226,7 @@ TEST(Divergence, LossesBeforeAResumeDoNotCount) {
 TEST(Divergence, AnotherFirstBatchIsOtherData) {
     const Config config = test_config(Recipe::bf16);
     const TrainingRun run = train(config, 1, {.steps = 3});
-    const auto data = open_data(config);
-    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world, data);
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
         trainer.set_first_batch(1);
         EXPECT_NE(trainer.run_step().lm_loss, run.steps[0].lm_loss);
     });

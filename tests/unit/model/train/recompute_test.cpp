@@ -329,8 +329,7 @@ TEST(Recompute, ASecondStepAllocatesNothing) {
                 "}\ntraining:\n  global_batch_size: 4\n  micro_batch_size: 1\n  train_iters: 3\n"
                 "data:\n  data_kind: synthetic\n  synthetic_vocab_size: 16\n",
             "test", {}, 2);
-        run_thread_ranks(2, 60, [&](ProcessGroup& group) {
-            ReferenceTrainer trainer(config, group);
+        on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             trainer.run_step();
             const int64_t warm = trainer.allocations();
             EXPECT_GT(warm, 0);

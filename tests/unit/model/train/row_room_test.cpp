@@ -139,8 +139,7 @@ TEST(RowRoom, ARunThatGrowsHasTheBitsOfTheWorstCase) {
 // What is reserved after a growth is what the new room takes: nothing of the old buffers stays.
 TEST(RowRoom, OldBuffersAreGivenBack) {
     const Config config = test_config(Recipe::fp8_flow, keys_of(4, 4.0));
-    run_thread_ranks(4, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world);
+    on_trainers(config, 4, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
         EXPECT_EQ(trainer.run_step().redone, 1);
         const Trainer::MemorySums after = trainer.workspace_memory();
         Config direct = config;

@@ -33,8 +33,7 @@ TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
     for (size_t key = 0; key < kBf16.size(); ++key) {
         SCOPED_TRACE(kBf16[key]);
         const Config config = test_config(Recipe::bf16, {kBf16[key]});
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            ReferenceTrainer trainer(config, world);
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             trainer.run_step();
             int64_t narrow = 0;
             for (const Parameter& p : trainer.transformer().parameters().all()) {

@@ -61,9 +61,7 @@ TEST(Training, WidthOfTheInitialEmbedding) {
 TEST(Training, PassesAloneLeaveTheWeights) {
     const Config config = test_config(Recipe::fp8_flow);
     const TrainingRun whole = train(config, 1, {.steps = 1});
-    const auto data = open_data(config);
-    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world, data);
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
         const Values before = collect(trainer, world, 1);
         trainer.run_passes_alone(true);
         EXPECT_EQ(trainer.run_step().lm_loss, whole.steps[0].lm_loss);
@@ -82,9 +80,7 @@ TEST(Training, PassesAloneAreRedoneByAllRanks) {
         test_config(Recipe::bf16, {"parallel.expert_model_parallel_size=2", "moe.moe_router_force_biased=2",
                                    "moe.moe_row_alignment=1", "moe.moe_expert_rank_capacity_factor=1",
                                    "training.micro_batch_size=4"});
-    const auto data = open_data(config);
-    run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-        ReferenceTrainer trainer(config, world, data);
+    on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup&) {
         trainer.run_passes_alone(true);
         EXPECT_EQ(trainer.run_step().redone, 1);
         EXPECT_EQ(trainer.run_step().redone, 0);
@@ -252,9 +248,7 @@ TEST(Training, RouterLossesAreMegatrons) {
             Recipe::bf16, {"model.moe_layer_freq=[1,1]", "training.micro_batch_size=2",
                            "moe.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss,aux_loss]",
                            "moe.moe_aux_loss_coeff=[0.125,0.25,0]", "moe.moe_z_loss_coeff=0.5"});
-        const auto data = open_data(config);
-        run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
-            ReferenceTrainer trainer(config, world, data);
+        on_trainers(config, ranks, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             for (Parameter& p : trainer.transformer().parameters().all())
                 if (p.spec.name == "layers.0.moe.router.weight")
                     std::fill_n(p.master.as<float>(), p.numel(), 0.0f);
