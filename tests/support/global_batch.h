@@ -123,10 +123,8 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
 
 // The same over threads of this process; all ranks must have the same in the end.
 inline GlobalResult run_global_batch(const LayerCase& c, int expert_ranks, int64_t favourite = -1) {
-    std::vector<GlobalResult> results(c.tokens.size());
-    run_thread_ranks(c.ranks(), kTestDeadline, [&](ProcessGroup& world) {
-        results[static_cast<size_t>(world.rank())] = run_global_batch(world, c, expert_ranks, favourite);
-    });
+    const std::vector<GlobalResult> results =
+        on_ranks(c, [&](ProcessGroup& world) { return run_global_batch(world, c, expert_ranks, favourite); });
     for (const GlobalResult& result : results) expect_same_bits(result.values, results[0].values);
     return results[0];
 }

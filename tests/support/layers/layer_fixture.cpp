@@ -5,6 +5,8 @@
 #include "layers/rope.h"
 #include "layers/tensor_stats.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 namespace fp8flow::test {
@@ -84,6 +86,28 @@ Context RankFixture::context(Arena& own_saved, Arena& own_scratch, RowArena& own
     ctx.side = side.get();
     ctx.wire = wire.get();
     return ctx;
+}
+
+void expect_same_result(const LayerResult& got, const LayerResult& wanted) {
+    EXPECT_TRUE(got.y == wanted.y);
+    EXPECT_TRUE(got.dx == wanted.dx);
+    EXPECT_EQ(got.loss, wanted.loss);
+    EXPECT_EQ(got.balancing_loss, wanted.balancing_loss);
+    EXPECT_EQ(got.z_loss, wanted.z_loss);
+    EXPECT_EQ(got.router_counts, wanted.router_counts);
+    EXPECT_EQ(got.status, wanted.status);
+    EXPECT_EQ(got.in_use, 0);
+    EXPECT_FALSE(wanted.gradients.empty());
+    for (const auto& [name, gradient] : wanted.gradients)
+        EXPECT_TRUE(got.gradients.at(name) == gradient) << "gradient of " << name;
+}
+
+void expect_same_results(const std::vector<LayerResult>& got, const std::vector<LayerResult>& wanted) {
+    ASSERT_EQ(got.size(), wanted.size());
+    for (std::size_t rank = 0; rank < wanted.size(); ++rank) {
+        SCOPED_TRACE(fmt::format("rank {}", rank));
+        expect_same_result(got[rank], wanted[rank]);
+    }
 }
 
 void end_step(const TransformerBlock& block, Context& ctx, const TensorView& step) {
@@ -170,11 +194,7 @@ LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stat
 }
 
 std::vector<LayerResult> run_block(const LayerCase& c) {
-    std::vector<LayerResult> results(c.tokens.size());
-    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
-        results[static_cast<std::size_t>(group.rank())] = run_block(group, c);
-    });
-    return results;
+    return on_ranks(c, [&](ProcessGroup& group) { return run_block(group, c); });
 }
 
 ModelFixture::ModelFixture(ProcessGroup& group, const LayerCase& c)

@@ -125,6 +125,19 @@ struct LayerResult {
     }
 };
 
+// Everything that the passes compute has the same bits, and `got` has left no memory in use.
+void expect_same_result(const LayerResult& got, const LayerResult& wanted);
+void expect_same_results(const std::vector<LayerResult>& got, const std::vector<LayerResult>& wanted);
+
+// What `run` returns on each rank of the case.
+template <class Run> auto on_ranks(const LayerCase& c, const Run& run) {
+    std::vector<std::invoke_result_t<Run, ProcessGroup&>> results(c.tokens.size());
+    run_thread_ranks(c.ranks(), 120, [&](ProcessGroup& group) {
+        results[static_cast<std::size_t>(group.rank())] = run(group);
+    });
+    return results;
+}
+
 // As the model does at the end of a step, for one block.
 void end_step(const TransformerBlock& block, Context& ctx, const TensorView& step);
 void read_router(const Router& router, LayerResult& result);

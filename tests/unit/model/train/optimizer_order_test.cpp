@@ -44,11 +44,7 @@ UpdatedRank update_once(ProcessGroup& group, const LayerCase& c) {
 }
 
 std::vector<UpdatedRank> update_ranks(const LayerCase& c) {
-    std::vector<UpdatedRank> results(c.tokens.size());
-    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
-        results[static_cast<std::size_t>(group.rank())] = update_once(group, c);
-    });
-    return results;
+    return on_ranks(c, [&](ProcessGroup& group) { return update_once(group, c); });
 }
 
 // With divided state some ranks hold nothing of the first parameter.

@@ -47,13 +47,11 @@ void make_ties(ModelFixture& model) {
 }
 
 std::vector<LayerResult> run(const LayerCase& c) {
-    std::vector<LayerResult> results(c.tokens.size());
-    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
+    return on_ranks(c, [&](ProcessGroup& group) {
         ModelFixture model(group, c);
         make_ties(model);
-        results[static_cast<size_t>(group.rank())] = model.step();
+        return model.step();
     });
-    return results;
 }
 
 RecomputeSpec selective(unsigned bits) {
@@ -67,11 +65,7 @@ RecomputeSpec selective(unsigned bits) {
     r.moe = bits & 32;
     return r;
 }
-RecomputeSpec full() {
-    RecomputeSpec r;
-    r.recompute_granularity = RecomputeGranularity::full;
-    return r;
-}
+RecomputeSpec full() { return {.recompute_granularity = RecomputeGranularity::full}; }
 std::string text(const RecomputeSpec& r) {
     return fmt::format("granularity {} core_attn {} layernorm {} shared {} act {} expert {} moe {}",
                        static_cast<int>(r.recompute_granularity), r.core_attn, r.layernorm, r.shared_experts,
@@ -94,35 +88,26 @@ std::vector<RecomputeSpec> legal_sets(const LayerCase& c) {
     return sets;
 }
 
-void expect_same(const LayerResult& a, const LayerResult& b, const std::string& what) {
-    EXPECT_EQ(a.loss, b.loss) << what;
-    EXPECT_EQ(a.balancing_loss, b.balancing_loss) << what;
-    EXPECT_EQ(a.z_loss, b.z_loss) << what;
-    EXPECT_EQ(a.router_counts, b.router_counts) << what;
-    EXPECT_EQ(a.status, 0) << what;
-    EXPECT_EQ(a.in_use, 0) << what;
-    for (const auto& [name, gradient] : a.gradients)
-        EXPECT_TRUE(gradient == b.gradients.at(name)) << what << ": gradient of " << name;
-}
-
 class RecomputeOf : public testing::TestWithParam<Recipe> {};
 
 TEST_P(RecomputeOf, EveryLegalSetKeepsEveryBit) {
     LayerCase c = model_case(GetParam());
     const LayerResult plain = run(c)[0];
     EXPECT_GT(plain.loss, 0);
+    EXPECT_EQ(plain.status, 0);
     const int64_t choices =
         std::accumulate(plain.router_counts[0].begin(), plain.router_counts[0].end(), int64_t{0});
     EXPECT_EQ(choices, kTokens * c.moe.moe_router_topk);
     const std::vector<RecomputeSpec> sets = legal_sets(c);
     EXPECT_GE(sets.size(), 28u);
     for (const RecomputeSpec& set : sets) {
+        SCOPED_TRACE(text(set));
         c.recompute = set;
         const LayerResult result = run(c)[0];
-        expect_same(result, plain, text(set));
+        expect_same_result(result, plain);
         const bool again = set.moe || set.recompute_granularity == RecomputeGranularity::full;
-        EXPECT_EQ(result.dispatches, (again ? 3 : 2) * kLayers) << text(set);
-        EXPECT_EQ(result.combines, (again ? 3 : 2) * kLayers) << text(set);
+        EXPECT_EQ(result.dispatches, (again ? 3 : 2) * kLayers);
+        EXPECT_EQ(result.combines, (again ? 3 : 2) * kLayers);
         if (HasFailure()) return;
     }
 }
@@ -134,8 +119,9 @@ TEST_P(RecomputeOf, MergingWeightsKeepEveryBit) {
     const LayerResult plain = run(c)[0];
     for (const RecomputeSpec& set :
          {selective(8), selective(16), selective(32), selective(1 | 2 | 4 | 16), full()}) {
+        SCOPED_TRACE(text(set));
         c.recompute = set;
-        expect_same(run(c)[0], plain, text(set));
+        expect_same_result(run(c)[0], plain);
     }
 }
 
@@ -162,17 +148,16 @@ TEST(SavedRowsOf, EverySettingKeepsEveryBit) {
                 c.recompute = selective(bits);
                 const auto sorted = run(c);
                 for (const SavedRows rows : {SavedRows::received, SavedRows::none}) {
+                    SCOPED_TRACE(fmt::format("{} ranks, order {}, variant {}, rows {}", tokens.size(),
+                                             static_cast<int>(order), variant, static_cast<int>(rows)));
                     c.recompute = kept(rows, bits);
                     const auto results = run(c);
+                    expect_same_results(results, sorted);
+                    // forward and backward send the same rows out
+                    const double times = rows == SavedRows::none ? 1.5 : 1;
                     for (size_t r = 0; r < tokens.size(); ++r) {
-                        const std::string what =
-                            fmt::format("{} ranks, rank {}, order {}, variant {}, rows {}", tokens.size(), r,
-                                        static_cast<int>(order), variant, static_cast<int>(rows));
-                        expect_same(results[r], sorted[r], what);
-                        // forward and backward send the same rows out
-                        const double times = rows == SavedRows::none ? 1.5 : 1;
-                        EXPECT_EQ(results[r].wire.dispatch, times * sorted[r].wire.dispatch) << what;
-                        EXPECT_EQ(results[r].casts, sorted[r].casts) << what;
+                        EXPECT_EQ(results[r].wire.dispatch, times * sorted[r].wire.dispatch) << r;
+                        EXPECT_EQ(results[r].casts, sorted[r].casts) << r;
                     }
                     if (HasFailure()) return;
                 }
@@ -187,14 +172,12 @@ TEST(SavedRowsOf, SchedulesKeepEveryBit) {
     c.recompute = selective(16);
     const auto sorted = run(c);
     for (const SavedRows rows : {SavedRows::received, SavedRows::none}) {
+        SCOPED_TRACE(static_cast<int>(rows));
         c.recompute = kept(rows);
         for (const bool late : {false, true}) {
             c.schedule = {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true};
             c.main_is_late = late;
-            const auto results = run(c);
-            for (size_t r = 0; r < 2; ++r)
-                expect_same(results[r], sorted[r],
-                            fmt::format("rank {}, rows {}", r, static_cast<int>(rows)));
+            expect_same_results(run(c), sorted);
         }
     }
 }
@@ -207,20 +190,19 @@ TEST(Recompute, WireBytesOnTwoRanks) {
         LayerCase c = model_case(recipe, {16, 32});
         const auto plain = run(c);
         for (const RecomputeSpec& set : {selective(16), selective(8 | 4 | 2 | 1), selective(32), full()}) {
+            SCOPED_TRACE(text(set));
             c.recompute = set;
             const auto results = run(c);
+            expect_same_results(results, plain);
             const bool again = set.moe || set.recompute_granularity == RecomputeGranularity::full;
             for (size_t r = 0; r < 2; ++r) {
-                expect_same(results[r], plain[r], text(set));
                 const WireBytes &got = results[r].wire, &base = plain[r].wire;
                 ASSERT_GT(base.dispatch, 0);
                 // forward and backward send the same rows out, so one more dispatch is half as much again
-                EXPECT_EQ(got.dispatch, (again ? 1.5 : 1.0) * base.dispatch) << text(set);
-                EXPECT_EQ(got.routing, (again ? 2 : 1) * base.routing) << text(set);
-                if (again)
-                    EXPECT_GT(got.combine, base.combine) << text(set);
-                else
-                    EXPECT_EQ(got.combine, base.combine) << text(set);
+                EXPECT_EQ(got.dispatch, (again ? 1.5 : 1.0) * base.dispatch);
+                EXPECT_EQ(got.routing, (again ? 2 : 1) * base.routing);
+                EXPECT_GE(got.combine, base.combine);
+                EXPECT_EQ(got.combine > base.combine, again);
             }
         }
     }
@@ -297,17 +279,18 @@ TEST(Recompute, CastsPerMoeLayer) {
     for (Recipe recipe : kRecipes) {
         const int64_t base = recipe == Recipe::bf16 ? 0 : recipe == Recipe::fp8_flow ? 1 : 4;
         const int64_t again = base == 4 ? 1 : 0;
+        SCOPED_TRACE(recipe_name(recipe));
         auto casts = [&](const RecomputeSpec& set) {
             LayerCase c = LayerCase::of(recipe);
             c.recompute = set;
             return run_block(c)[0].casts;
         };
-        EXPECT_EQ(casts(selective(0)), base) << recipe_name(recipe);
-        EXPECT_EQ(casts(selective(2)), base) << recipe_name(recipe);               // layernorm
-        EXPECT_EQ(casts(selective(8)), base + again) << recipe_name(recipe);       // moe_act
-        EXPECT_EQ(casts(selective(16)), base + 2 * again) << recipe_name(recipe);  // moe_expert
-        EXPECT_EQ(casts(selective(32)), base + 2 * again) << recipe_name(recipe);  // moe
-        EXPECT_EQ(casts(full()), base + 2 * again) << recipe_name(recipe);
+        EXPECT_EQ(casts(selective(0)), base);
+        EXPECT_EQ(casts(selective(2)), base);               // layernorm
+        EXPECT_EQ(casts(selective(8)), base + again);       // moe_act
+        EXPECT_EQ(casts(selective(16)), base + 2 * again);  // moe_expert
+        EXPECT_EQ(casts(selective(32)), base + 2 * again);  // moe
+        EXPECT_EQ(casts(full()), base + 2 * again);
     }
 }
 
