@@ -234,5 +234,19 @@ inline bool same_bytes(const TensorView& a, const TensorView& b) {
 inline bool same_bytes(const ScaledTensor& a, const ScaledTensor& b) {
     return same_bytes(a.data, b.data) && same_bytes(a.scales, b.scales);
 }
+inline void expect_same(const HostScaled& got, const HostScaled& want) {
+    EXPECT_TRUE(same_bytes(got, want)) << name_of(got.layout);
+}
+
+// The derivative of loss() in `x`, which it reads, by a central difference.
+template <class Loss> double slope(double& x, double step, const Loss& loss) {
+    const double kept = x;
+    x = kept + step;
+    const double above = loss();
+    x = kept - step;
+    const double below = loss();
+    x = kept;
+    return (above - below) / (2 * step);
+}
 
 }  // namespace fp8flow::test

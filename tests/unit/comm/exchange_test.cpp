@@ -175,8 +175,7 @@ TEST(Exchange, ClosedForm) {
             test::fill(x, [&](int64_t i) { return number(i / kHidden); });
             const DispatchPlan plan = layer.plan();
             test::HostTensor rows(DType::bf16, {plan.groups.row_capacity, kHidden});
-            self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}},
-                                   self.scratch);
+            self.exchange.dispatch({.data = x}, plan, {.data = rows}, self.scratch);
             self.exchange.combine({.src = {rows}, .y = {y}}, plan, self.scratch);
             int64_t wrong = 0;
             for (int64_t i = 0; i < y.numel(); ++i) wrong += y(i) != kTopk * number(i / kHidden);
@@ -231,8 +230,7 @@ TEST(Exchange, OverflowNeitherHangsNorReadsWild) {
                 drow_prob(DType::f32, {cut.groups.row_capacity}), dprob(DType::f32, {20, 4});
             test::fill(x, [](int64_t) { return 1.0; });
             drow_prob.zero();
-            self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}},
-                                   self.scratch);
+            self.exchange.dispatch({.data = x}, plan, {.data = rows}, self.scratch);
             self.exchange.combine({.src = {rows}, .drow_prob = drow_prob, .y = {y}, .dprob = dprob}, plan,
                                   self.scratch);
             for (int64_t i = 0; i < y.numel(); ++i) EXPECT_TRUE(y(i) >= 2 && y(i) <= 4) << y(i);
@@ -330,10 +328,8 @@ TEST(Exchange, WrongShapesAreRefused) {
         m(DType::bf16, {rows, 128}), wide(DType::bf16, {rows, 256}), few(DType::bf16, {rows - 1, 128}),
         probs(DType::f32, {rows});
     const auto dispatch = [&](const TensorView& from, const TensorView& to) {
-        return error_of(ExitCode::internal, [&] {
-            self.exchange.dispatch({.data = from, .scales = {}}, plan, {.data = to, .scales = {}},
-                                   self.scratch);
-        });
+        return error_of(ExitCode::internal,
+                        [&] { self.exchange.dispatch({.data = from}, plan, {.data = to}, self.scratch); });
     };
     expect_contains(dispatch(short_x, m), "must have 4 rows");
     expect_contains(dispatch(x, wide), "cannot become");

@@ -248,9 +248,8 @@ TEST(TensorStats, FlushedByDoubleQuantisation) {
         rank.ops.quantize_rows({.src = x, .dst = rows});
         HostScaled tiles(DType::e4m3, {128, 128}, ScaleLayout::tile128),
             columns(DType::e4m3, {128, 128}, ScaleLayout::vec128);
-        rank.ops.transpose_fp8({.src = rows, .groups = {}, .dst = tiles});
-        rank.ops.transpose_requantize(
-            {.src = rows, .groups = {}, .scale_format = ScaleFormat::pow2, .dst = columns});
+        rank.ops.transpose_fp8({.src = rows, .dst = tiles});
+        rank.ops.transpose_requantize({.src = rows, .scale_format = ScaleFormat::pow2, .dst = columns});
         TensorStats stats;
         stats.observe_transposed(ctx, "tiles", "dye^T", rows, tiles, {});
         stats.observe_transposed(ctx, "columns", "dye^T", rows, columns, {});

@@ -79,12 +79,21 @@ struct Problem {
                                 .dk = dk,
                                 .dv = dv});
     }
+    void run() {
+        forward();
+        backward();
+    }
     TensorView document_rows() const { return shape.documents.empty() ? TensorView{} : documents.view(); }
 
     Shape shape;
     HostTensor q, k, v, o, lse, dout, dq, dk, dv, documents;
     ReferenceOps ops;
 };
+
+void expect_same(const Problem& a, const Problem& b) {
+    for (const auto output : {&Problem::o, &Problem::lse, &Problem::dq, &Problem::dk, &Problem::dv})
+        EXPECT_TRUE(same_bytes(a.*output, b.*output));
+}
 
 struct NaiveResult {
     std::vector<double> o, lse;
@@ -165,8 +174,7 @@ TEST(Attention, BackwardMatchesCentralDifferences) {
         SCOPED_TRACE(
             fmt::format("{} x {}, heads {}/{}", shape.sequences, shape.length, shape.heads, shape.kv_heads));
         Problem problem(shape, DType::f32);
-        problem.forward();
-        problem.backward();
+        problem.run();
         std::vector<double> q = to_doubles(problem.q), k = to_doubles(problem.k), v = to_doubles(problem.v);
         const std::vector<double> dout = to_doubles(problem.dout);
         const auto loss = [&] {
@@ -177,16 +185,7 @@ TEST(Attention, BackwardMatchesCentralDifferences) {
         };
         const auto differences = [&](std::vector<double>& input) {
             std::vector<double> gradient;
-            constexpr double kStep = 1e-4;
-            for (double& x : input) {
-                const double saved = x;
-                x = saved + kStep;
-                const double above = loss();
-                x = saved - kStep;
-                const double below = loss();
-                x = saved;
-                gradient.push_back((above - below) / (2 * kStep));
-            }
+            for (double& x : input) gradient.push_back(slope(x, 1e-4, loss));
             return gradient;
         };
         if (shape.length > 1) {
@@ -208,8 +207,7 @@ TEST(Attention, BackwardMatchesDoubleFormula) {
             SCOPED_TRACE(fmt::format("{} x {}, heads {}/{}, D {}, {}", shape.sequences, shape.length,
                                      shape.heads, shape.kv_heads, shape.depth, name_of(dtype)));
             Problem problem(shape, dtype);
-            problem.forward();
-            problem.backward();
+            problem.run();
             const std::vector<double> q = to_doubles(problem.q), k = to_doubles(problem.k),
                                       v = to_doubles(problem.v), dout = to_doubles(problem.dout);
             // An input of the backward: its rounding is not the backward's.
@@ -280,15 +278,9 @@ TEST(Attention, FutureTokensDoNotChangeThePast) {
 TEST(Attention, DocumentsAreSequencesOfTheirOwn) {
     Problem packed({1, 120, 4, 2, 24, 16, {0, 40, 80, 120}}, DType::bf16),
         alone({3, 40, 4, 2, 24, 16}, DType::bf16);
-    for (Problem* problem : {&packed, &alone}) {
-        problem->forward();
-        problem->backward();
-    }
-    EXPECT_TRUE(same_bytes(packed.o, alone.o));
-    EXPECT_TRUE(same_bytes(packed.lse, alone.lse));
-    EXPECT_TRUE(same_bytes(packed.dq, alone.dq));
-    EXPECT_TRUE(same_bytes(packed.dk, alone.dk));
-    EXPECT_TRUE(same_bytes(packed.dv, alone.dv));
+    packed.run();
+    alone.run();
+    expect_same(packed, alone);
 }
 
 // With grouped queries every query head gives what it gives when its kv head stands alone, and dk, dv are the
@@ -302,10 +294,8 @@ TEST(Attention, GroupedQueriesShareTheirKeyHead) {
                 set(b.k, (token * 6 + head) * 8 + d, a.k((token * 2 + head / 3) * 8 + d));
                 set(b.v, (token * 6 + head) * 8 + d, a.v((token * 2 + head / 3) * 8 + d));
             }
-    a.forward();
-    b.forward();
-    a.backward();
-    b.backward();
+    a.run();
+    b.run();
     EXPECT_TRUE(same_bytes(a.o, b.o));
     EXPECT_TRUE(same_bytes(a.lse, b.lse));
     EXPECT_TRUE(same_bytes(a.dq, b.dq));
@@ -328,8 +318,7 @@ TEST(Attention, LargeScoresStayFinite) {
     Problem problem(shape, DType::f32);
     fill(problem.q, [&](int64_t i) { return 100.0 * problem.q(i); });
     fill(problem.k, [&](int64_t i) { return 100.0 * problem.k(i); });
-    problem.forward();
-    problem.backward();
+    problem.run();
     const NaiveResult wanted =
         naive_attention(shape, to_doubles(problem.q), to_doubles(problem.k), to_doubles(problem.v));
     EXPECT_LE(nmse(problem.o, wanted.o), 1e-6);
@@ -342,23 +331,16 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
     Problem one(shape, DType::f32), four(shape, DType::f32);
     const int saved = omp_get_max_threads();
     omp_set_num_threads(1);
-    one.forward();
-    one.backward();
+    one.run();
     omp_set_num_threads(4);
-    four.forward();
-    four.backward();
+    four.run();
     omp_set_num_threads(saved);
-    EXPECT_TRUE(same_bytes(one.o, four.o));
-    EXPECT_TRUE(same_bytes(one.lse, four.lse));
-    EXPECT_TRUE(same_bytes(one.dq, four.dq));
-    EXPECT_TRUE(same_bytes(one.dk, four.dk));
-    EXPECT_TRUE(same_bytes(one.dv, four.dv));
+    expect_same(one, four);
 }
 
 TEST(Attention, ZeroTokensAreLegal) {
     Problem problem({0, 16, 4, 2, 8}, DType::bf16);
-    problem.forward();
-    problem.backward();
+    problem.run();
 }
 
 TEST(Attention, ChecksItsArguments) {

@@ -245,7 +245,7 @@ TEST(UnpermuteUnpad, AddsInTheOrderOfRecvRows) {
     src.as<float>()[1] = -1e8f;
     src.as<float>()[2] = 1.0f;  // ascending experts: (1e8 - 1e8) + 1 = 1; the order of choice would give 0
     ReferenceOps().unpermute_unpad(
-        {.src = src, .recv_rows = plan.recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = dst});
+        {.src = src, .recv_rows = plan.recv_rows, .num_rows = num_rows, .dst = dst});
     EXPECT_EQ(dst(0), 1.0);
 }
 
@@ -257,12 +257,12 @@ TEST(UnpermuteUnpad, UndoesPermuteWhenEveryTokenHasOneRow) {
             HostTensor src(dtype, {62, 5}), rows(dtype, {plan.groups.row_capacity, 5}), dst(dtype, {62, 5});
             fill_normal(src, 1);
             const HostTensor num_rows = HostTensor::of<int64_t>({plan.received()});
-            ReferenceOps().permute_pad({.src = {.data = src, .scales = {}},
+            ReferenceOps().permute_pad({.src = {.data = src},
                                         .row_source = plan.row_source,
                                         .groups = plan.groups,
-                                        .dst = {.data = rows, .scales = {}}});
+                                        .dst = {.data = rows}});
             ReferenceOps().unpermute_unpad(
-                {.src = rows, .recv_rows = plan.recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = dst});
+                {.src = rows, .recv_rows = plan.recv_rows, .num_rows = num_rows, .dst = dst});
             EXPECT_TRUE(
                 same_bytes(dst.view().slice(0, plan.received()), src.view().slice(0, plan.received())));
         }
@@ -271,8 +271,7 @@ TEST(UnpermuteUnpad, UndoesPermuteWhenEveryTokenHasOneRow) {
 TEST(UnpermuteUnpad, RowWithoutExpertsIsZero) {
     const HostTensor src(DType::f32, {4, 3}), num_rows = HostTensor::of<int64_t>({2});
     const HostTensor recv_rows(DType::i32, {2, 2}), dst(DType::f32, {2, 3});  // all -1
-    ReferenceOps().unpermute_unpad(
-        {.src = src, .recv_rows = recv_rows, .num_rows = num_rows, .row_prob = {}, .dst = dst});
+    ReferenceOps().unpermute_unpad({.src = src, .recv_rows = recv_rows, .num_rows = num_rows, .dst = dst});
     for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(dst(i), 0.0);
 }
 

@@ -100,10 +100,6 @@ void expect_copies(const TensorView& src, const WeightCase& c, HostScaled& fprop
     }
 }
 
-void expect_same(const HostScaled& got, const HostScaled& want) {
-    EXPECT_TRUE(same_bytes(got, want)) << name_of(got.layout);
-}
-
 std::vector<WeightCase> weight_cases() {
     std::vector<WeightCase> cases;
     for (DType src : {DType::f32, DType::bf16}) {
@@ -139,16 +135,10 @@ TEST(QuantizeWeight, EveryLayoutInBothOrientations) {
             // each copy alone
             fprop.data.poison();
             dgrad.data.poison();
-            ops.quantize_weight({.src = src,
-                                 .scale_format = c.format,
-                                 .mx_rounding = c.rounding,
-                                 .fprop = fprop,
-                                 .dgrad = {}});
-            ops.quantize_weight({.src = src,
-                                 .scale_format = c.format,
-                                 .mx_rounding = c.rounding,
-                                 .fprop = {},
-                                 .dgrad = dgrad});
+            ops.quantize_weight(
+                {.src = src, .scale_format = c.format, .mx_rounding = c.rounding, .fprop = fprop});
+            ops.quantize_weight(
+                {.src = src, .scale_format = c.format, .mx_rounding = c.rounding, .dgrad = dgrad});
             expect_same(fprop, want_fprop);
             expect_same(dgrad, want_dgrad);
         }
@@ -248,7 +238,7 @@ TEST(Dequantize, EveryLayout) {
                     fill_fp8(src, 44);
                     HostTensor dst =
                         experts ? HostTensor(out, {experts, rows, cols}) : HostTensor(out, {rows, cols});
-                    ops.dequantize({.src = src, .groups = {}, .dst = dst});
+                    ops.dequantize({.src = src, .dst = dst});
                     for (int64_t e = 0; e < e_count; ++e)
                         for (int64_t r = 0; r < rows; ++r)
                             for (int64_t c = 0; c < cols; ++c) {
@@ -295,7 +285,7 @@ TEST(Dequantize, RoutedRowsAndTransposedCopiesWithPads) {
         if (layout == ScaleLayout::tile128) {
             ops.transpose_fp8({.src = rows, .groups = groups, .dst = columns});
         } else {
-            ops.quantize_columns({.src = x, .groups = groups, .dst = columns, .src2 = {}, .dst2 = {}});
+            ops.quantize_columns({.src = x, .groups = groups, .dst = columns});
         }
         HostTensor values(DType::f32, {dim, m});
         values.set_row_base(base);

@@ -59,8 +59,6 @@ void expect_range(const HostScaled& src, int64_t first, int64_t count, int64_t e
         }
 }
 
-void expect_same(const HostScaled& got, const HostScaled& want) { EXPECT_TRUE(same_bytes(got, want)); }
-
 HostScaled tiles_for(const HostScaled& src, int64_t rows) {
     return HostScaled(src.data.view().dtype, {src.data.view().cols(), rows}, ScaleLayout::tile128);
 }
@@ -83,7 +81,7 @@ TEST(TransposeFp8, EveryCodeByEveryDistanceOfScales) {
             }
             HostScaled dst = tiles_for(src, 128), want = tiles_for(src, 128);
             expect_range(src, 0, 128, 128, want);
-            ops.transpose_fp8({.src = src, .groups = {}, .dst = dst});
+            ops.transpose_fp8({.src = src, .dst = dst});
             expect_same(dst, want);
             // NaN of both signs is still NaN in every row
             for (int r = 0; r < 128; ++r)
@@ -136,12 +134,12 @@ TEST(TransposeFp8, WithoutGroupsTheCopyIsPaddedWithZeros) {
         const int64_t width = round_up(rows, 128);
         HostScaled dst = tiles_for(src, width), want = tiles_for(src, width);
         expect_range(src, 0, rows, width, want);
-        ops.transpose_fp8({.src = src, .groups = {}, .dst = dst});
+        ops.transpose_fp8({.src = src, .dst = dst});
         expect_same(dst, want);
         if (rows % 128 != 0) {
             HostScaled narrow = tiles_for(src, rows), want_narrow = tiles_for(src, rows);
             expect_range(src, 0, rows, rows, want_narrow);
-            ops.transpose_fp8({.src = src, .groups = {}, .dst = narrow});
+            ops.transpose_fp8({.src = src, .dst = narrow});
             expect_same(narrow, want_narrow);
         }
     }
@@ -158,8 +156,8 @@ TEST(TransposeFp8, ZeroRowsDoNotDegradeTheirNeighbours) {
         const HostScaled rows =
             HostScaled(DType::e4m3, {256, 128}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
         HostScaled dst = tiles_for(rows, 256);
-        ops.quantize_rows({.src = x, .groups = {}, .dst = rows});
-        ops.transpose_fp8({.src = rows, .groups = {}, .dst = dst});
+        ops.quantize_rows({.src = x, .dst = rows});
+        ops.transpose_fp8({.src = rows, .dst = dst});
         float largest = 0.0f;
         for (int r = 1; r < 128; r += 2) largest = std::max(largest, rows.scales.as<float>()[r]);
         EXPECT_EQ(dst.scales.as<float>()[0], largest);  // of real rows
@@ -185,21 +183,21 @@ TEST(TransposeFp8, TakesDeclaredPowersOfTwoOnly) {
     HostTensor x(DType::bf16, {256, 256});
     fill_normal(x, 17);
     const auto transpose = [&](const HostScaled& rows) {
-        ops.transpose_fp8({.src = rows, .groups = {}, .dst = tiles_for(rows, 256)});
+        ops.transpose_fp8({.src = rows, .dst = tiles_for(rows, 256)});
     };
     const auto refused = [&](const HostScaled& rows, const std::string& reason) {
         expect_contains(error_of(ExitCode::usage, [&] { transpose(rows); }), reason);
     };
     for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
         const HostScaled rows = HostScaled(DType::e4m3, {256, 256}, ScaleLayout::vec128).declared(format);
-        ops.quantize_rows({.src = x, .groups = {}, .scale_format = format, .dst = rows});
+        ops.quantize_rows({.src = x, .scale_format = format, .dst = rows});
         if (format == ScaleFormat::pow2)
             transpose(rows);
         else
             refused(rows, "src declares scales fp32, want pow2");
     }
     HostScaled rows(DType::e4m3, {256, 256}, ScaleLayout::vec128);
-    ops.quantize_rows({.src = x, .groups = {}, .dst = rows});
+    ops.quantize_rows({.src = x, .dst = rows});
     refused(rows, "src declares scales undeclared, want pow2");
     rows.format = ScaleFormat::pow2;
     transpose(rows);
@@ -307,8 +305,8 @@ Errors errors_of(ReferenceOps& ops, const HostTensor& x, const HostScaled& rows,
                  const HostScaled& transposed) {
     const int64_t m = x.view().dim(0), dim = x.view().dim(1);
     HostTensor row_values(DType::f32, {m, dim}), column_values(DType::f32, {dim, m});
-    ops.dequantize({.src = rows, .groups = {}, .dst = row_values});
-    ops.dequantize({.src = transposed, .groups = {}, .dst = column_values});
+    ops.dequantize({.src = rows, .dst = row_values});
+    ops.dequantize({.src = transposed, .dst = column_values});
     std::vector<double> back(static_cast<std::size_t>(m * dim));
     for (int64_t r = 0; r < m; ++r)
         for (int64_t c = 0; c < dim; ++c)
@@ -324,11 +322,11 @@ TEST(TransposeRequantize, DoubleQuantisationCostsWithFreeScalesOnly) {
     auto measure = [&](ScaleFormat format, bool scaling_aware) {
         const HostScaled rows = HostScaled(DType::e4m3, {m, dim}, ScaleLayout::vec128).declared(format);
         HostScaled dst(DType::e4m3, {dim, m}, scaling_aware ? ScaleLayout::tile128 : ScaleLayout::vec128);
-        ops.quantize_rows({.src = x, .groups = {}, .scale_format = format, .dst = rows});
+        ops.quantize_rows({.src = x, .scale_format = format, .dst = rows});
         if (scaling_aware) {
-            ops.transpose_fp8({.src = rows, .groups = {}, .dst = dst});
+            ops.transpose_fp8({.src = rows, .dst = dst});
         } else {
-            ops.transpose_requantize({.src = rows, .groups = {}, .scale_format = format, .dst = dst});
+            ops.transpose_requantize({.src = rows, .scale_format = format, .dst = dst});
         }
         return errors_of(ops, x, rows, dst);
     };

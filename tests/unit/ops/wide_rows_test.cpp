@@ -96,7 +96,7 @@ TEST_P(WideRows, QuantizeColumns) {
                 }
             }
         }
-        ops.quantize_columns({.src = src, .groups = g.groups, .dst = dst, .src2 = {}, .dst2 = {}});
+        ops.quantize_columns({.src = src, .groups = g.groups, .dst = dst});
         EXPECT_TRUE(same_bytes(dst, want)) << name_of(layout);
     }
 }
@@ -117,7 +117,7 @@ TEST_P(WideRows, QuantizeDual) {
         for (HostScaled* t : {&rows, &want_rows, &columns, &want_columns}) t->set_row_base(g.base);
         ops.quantize_dual({.src = src, .groups = g.groups, .rows = rows, .columns = columns});
         ops.quantize_rows({.src = src, .groups = g.groups, .dst = want_rows});
-        ops.quantize_columns({.src = src, .groups = g.groups, .dst = want_columns, .src2 = {}, .dst2 = {}});
+        ops.quantize_columns({.src = src, .groups = g.groups, .dst = want_columns});
         for (const auto& [got, want] : {std::pair{&rows, &want_rows}, {&columns, &want_columns}}) {
             EXPECT_TRUE(same_bytes(got->data, want->data)) << name_of(row_layout);
             EXPECT_TRUE(same_bytes(got->scales, want->scales)) << name_of(row_layout);
@@ -338,9 +338,8 @@ TEST_P(WideRows, NormWithFp8Rows) {
     for (const L layout : {L::vec128_wire, L::vec128}) {
         HostScaled rows(DType::e4m3, {kTokens, width()}, layout),
             want(DType::e4m3, {kTokens, width()}, layout);
-        ops.rms_norm_quantize(
-            {.x = x, .gamma = gamma, .y = y, .rows = rows, .transposed = {}, .amax = {}, .rstd = rstd});
-        ops.quantize_rows({.src = y, .groups = {}, .dst = want});
+        ops.rms_norm_quantize({.x = x, .gamma = gamma, .y = y, .rows = rows, .rstd = rstd});
+        ops.quantize_rows({.src = y, .dst = want});
         EXPECT_TRUE(same_bytes(rows, want)) << name_of(layout);
     }
 }
