@@ -470,15 +470,6 @@ private:
     std::vector<Row> rows_;  // this rank's M-rows
 };
 
-// One rank's exchange with everything it needs.
-struct ExchangeRank {
-    ReferenceOps ops;
-    Arena scratch{ops.device(), "scratch", true};
-    GroupExchange exchange;
-
-    ExchangeRank(const ExchangeGroups& groups, CombineOrder order) : exchange(groups, ops, order) {}
-};
-
 // Over the levels and hosts of the case.
 inline std::unique_ptr<Exchange> make_reference_exchange(ExchangeGroups groups, Ops& ops,
                                                          const ExchangeCase& c) {
@@ -486,6 +477,19 @@ inline std::unique_ptr<Exchange> make_reference_exchange(ExchangeGroups groups, 
     if (c.levels == Levels::two) return make_host_levels(groups, ops, c.order);
     return std::make_unique<GroupExchange>(groups, ops, c.order);
 }
+
+// One rank's exchange with everything it needs.
+struct ExchangeRank {
+    ReferenceOps ops;
+    Arena scratch{ops.device(), "scratch", true};
+    std::unique_ptr<Exchange> made;
+    Exchange& exchange = *made;
+
+    ExchangeRank(const ExchangeGroups& groups, const ExchangeCase& c)
+        : made(make_reference_exchange(groups, ops, c)) {}
+    ExchangeRank(const ExchangeGroups& groups, CombineOrder order)
+        : ExchangeRank(groups, ExchangeCase{.order = order}) {}
+};
 
 // Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned
 // twice.
@@ -498,13 +502,24 @@ inline void check_exchange(Exchange& exchange, Arena& scratch, const ExchangeCas
     layer.combine(exchange, scratch, 4, c.seed % 2 == 0, true);
 }
 inline void check_exchange(ProcessGroup& group, const ExchangeCase& c) {
-    ReferenceOps ops;
-    Arena scratch(ops.device(), "scratch", true);
-    const auto exchange = make_reference_exchange(group, ops, c);
-    check_exchange(*exchange, scratch, c);
-    EXPECT_EQ(exchange->num_dispatches(), 2);
-    EXPECT_EQ(exchange->num_combines(), 2);
-    EXPECT_EQ(scratch.bytes_in_use(), 0);
+    ExchangeRank self(group, c);
+    check_exchange(self.exchange, self.scratch, c);
+    EXPECT_EQ(self.exchange.num_dispatches(), 2);
+    EXPECT_EQ(self.exchange.num_combines(), 2);
+    EXPECT_EQ(self.scratch.bytes_in_use(), 0);
+}
+
+// y of every rank of threads, one after the other.
+inline std::vector<uint8_t> combined(const ExchangeCase& c) {
+    std::vector<std::vector<uint8_t>> of_rank(c.tokens.size());
+    run_thread_ranks(static_cast<int>(c.ranks()), 60, [&](ProcessGroup& group) {
+        ExchangeRank self(group, c);
+        of_rank[static_cast<std::size_t>(group.rank())] =
+            ExchangeLayer(c, group.rank()).combine(self.exchange, self.scratch, 1, true, true).bytes();
+    });
+    std::vector<uint8_t> all;
+    for (const auto& bytes : of_rank) all.insert(all.end(), bytes.begin(), bytes.end());
+    return all;
 }
 
 }  // namespace fp8flow::test

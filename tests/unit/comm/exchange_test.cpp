@@ -143,18 +143,8 @@ TEST(Exchange, InvariantOrderDoesNotDependOnTheNumberOfRanks) {
     for (CombineOrder order : kOrders) {
         std::vector<std::vector<uint8_t>> results;
         for (const std::vector<int64_t>& tokens : {std::vector<int64_t>{48}, {20, 28}, {5, 15, 0, 28}}) {
-            std::vector<std::vector<uint8_t>> of_rank(tokens.size());
-            const ExchangeCase c{.tokens = tokens, .topk = 6, .experts = 8, .order = order, .seed = 7};
-            run_thread_ranks(static_cast<int>(tokens.size()), 60, [&](ProcessGroup& group) {
-                test::ExchangeRank self(group, order);
-                of_rank[static_cast<std::size_t>(group.rank())] =
-                    test::ExchangeLayer(c, group.rank())
-                        .combine(self.exchange, self.scratch, 1, true, true)
-                        .bytes();
-            });
-            results.emplace_back();
-            for (const auto& bytes : of_rank)
-                results.back().insert(results.back().end(), bytes.begin(), bytes.end());
+            results.push_back(
+                test::combined({.tokens = tokens, .topk = 6, .experts = 8, .order = order, .seed = 7}));
         }
         EXPECT_EQ(results[0] == results[1] && results[0] == results[2], order == CombineOrder::invariant);
     }

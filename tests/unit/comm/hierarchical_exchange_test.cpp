@@ -12,6 +12,7 @@
 namespace fp8flow {
 namespace {
 
+using test::combined;
 using test::ExchangeCase;
 using test::Levels;
 using test::Skew;
@@ -40,19 +41,18 @@ std::vector<std::vector<int64_t>> token_counts(const std::vector<int>& host_of) 
     return {uneven, one_host_empty, std::vector<int64_t>(ranks, 0)};
 }
 
-// y of every rank, one after the other.
-std::vector<uint8_t> combined(const ExchangeCase& c) {
-    std::vector<std::vector<uint8_t>> of_rank(c.tokens.size());
-    run_thread_ranks(static_cast<int>(c.ranks()), 60, [&](ProcessGroup& group) {
-        ReferenceOps ops;
-        Arena scratch(ops.device(), "scratch", true);
-        const auto exchange = test::make_reference_exchange(group, ops, c);
-        of_rank[static_cast<std::size_t>(group.rank())] =
-            test::ExchangeLayer(c, group.rank()).combine(*exchange, scratch, 1, true, true).bytes();
-    });
-    std::vector<uint8_t> all;
-    for (const auto& bytes : of_rank) all.insert(all.end(), bytes.begin(), bytes.end());
-    return all;
+// One exchange over the groups `flat`, and one on each level.
+HierarchicalExchange::Parts parts_of(ProcessGroup& group, const ExchangeGroups& flat, ReferenceOps& ops,
+                                     ExchangeCase c) {
+    HierarchicalExchange::Parts parts{make_level_groups(group, HostLayout(c.host_of)), {}, {}, {}};
+    c.levels = Levels::one;
+    parts.flat = test::make_reference_exchange(flat, ops, c);
+    c.order = CombineOrder::rank;
+    c.host_of = {0, 1};
+    parts.rail = test::make_reference_exchange(*parts.groups.rail, ops, c);
+    c.host_of = {};
+    parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, c);
+    return parts;
 }
 
 struct Shape {
@@ -163,17 +163,9 @@ TEST(HierarchicalExchange, IsMadeOfItsPartsAndReduces) {
             ReferenceOps ops;
             Arena scratch(ops.device(), "scratch", true);
             const auto replicas = group.split(group.rank() % 2);
-            const HostLayout hosts(c.host_of);
-            HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
-            ExchangeCase one = c;
-            one.levels = Levels::one;
-            parts.flat = test::make_reference_exchange({group, group, *replicas}, ops, one);
-            one.order = CombineOrder::rank;
-            one.host_of = {0, 1};
-            parts.rail = test::make_reference_exchange(*parts.groups.rail, ops, one);
-            one.host_of = {};
-            parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
-            HierarchicalExchange exchange(ops, order, hosts, std::move(parts), derive_level_plans);
+            HierarchicalExchange exchange(ops, order, HostLayout(c.host_of),
+                                          parts_of(group, {group, group, *replicas}, ops, c),
+                                          derive_level_plans);
             test::check_exchange(exchange, scratch, c);
             test::check_shards(exchange, Ranks::world, 20'000);
             test::check_shards(exchange, Ranks::expert_replicas, 20'000);
@@ -235,15 +227,8 @@ TEST(HierarchicalExchange, PlansAreDerivedOnceForEachRouting) {
     run_thread_ranks(2, 60, [&](ProcessGroup& group) {
         ReferenceOps ops;
         Arena scratch(ops.device(), "scratch", true);
-        const HostLayout hosts(c.host_of);
-        HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
-        ExchangeCase one = c;
-        one.levels = Levels::one;
-        parts.flat = test::make_reference_exchange(group, ops, one);
-        parts.rail = test::make_reference_exchange(*parts.groups.rail, ops, one);
-        one.host_of = {};
-        parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
-        HierarchicalExchange exchange(ops, c.order, hosts, std::move(parts), count_derivations);
+        HierarchicalExchange exchange(ops, c.order, HostLayout(c.host_of), parts_of(group, group, ops, c),
+                                      count_derivations);
         const test::ExchangeLayer first(c, group.rank()), second(other, group.rank());
         const auto pass = [&](const test::ExchangeLayer& layer, uint64_t leg) {
             layer.dispatch(exchange, scratch, leg);
@@ -284,20 +269,18 @@ TEST(HierarchicalExchange, TwoLayersInFlightUseScratchThatGrowsOnce) {
         b.experts = 12;
         b.hidden = 384;
         run_thread_ranks(4, 60, [&](ProcessGroup& group) {
-            ReferenceOps ops;
-            Arena scratch(ops.device(), "scratch", true);
-            const auto exchange = test::make_reference_exchange(group, ops, a);
+            test::ExchangeRank self(group, a);
             const test::ExchangeLayer first(a, group.rank()), second(b, group.rank());
             for (uint64_t repeat = 0; repeat < 3; ++repeat) {
-                first.dispatch(*exchange, scratch, 1 + 10 * repeat);
-                second.dispatch(*exchange, scratch, 2 + 10 * repeat);
-                first.combine(*exchange, scratch, 3 + 10 * repeat, true, true);
-                second.combine(*exchange, scratch, 4 + 10 * repeat, false, true);
-                second.dispatch(*exchange, scratch, 5 + 10 * repeat);
-                first.combine(*exchange, scratch, 7 + 10 * repeat, true, false);
+                first.dispatch(self.exchange, self.scratch, 1 + 10 * repeat);
+                second.dispatch(self.exchange, self.scratch, 2 + 10 * repeat);
+                first.combine(self.exchange, self.scratch, 3 + 10 * repeat, true, true);
+                second.combine(self.exchange, self.scratch, 4 + 10 * repeat, false, true);
+                second.dispatch(self.exchange, self.scratch, 5 + 10 * repeat);
+                first.combine(self.exchange, self.scratch, 7 + 10 * repeat, true, false);
             }
-            EXPECT_EQ(scratch.bytes_in_use(), 0);
-            EXPECT_EQ(scratch.num_growths(), 1);
+            EXPECT_EQ(self.scratch.bytes_in_use(), 0);
+            EXPECT_EQ(self.scratch.num_growths(), 1);
         });
     }
 }
@@ -313,12 +296,10 @@ TEST(HierarchicalExchange, ALostRankFailsTheOthers) {
     const ExchangeCase c{.tokens = {4, 4, 4, 4}, .host_of = {0, 0, 1, 1}, .levels = Levels::two};
     const std::string message = error_of(ExitCode::peer, [&] {
         run_thread_ranks(4, 60, [&](ProcessGroup& group) {
-            ReferenceOps ops;
-            Arena scratch(ops.device(), "scratch", true);
-            const auto exchange = test::make_reference_exchange(group, ops, c);
+            test::ExchangeRank self(group, c);
             group.barrier();
             if (group.rank() == 3) return;
-            test::ExchangeLayer(c, group.rank()).dispatch(*exchange, scratch, 1);
+            test::ExchangeLayer(c, group.rank()).dispatch(self.exchange, self.scratch, 1);
         });
     });
     expect_contains(message, "rank 3");
