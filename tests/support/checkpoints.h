@@ -51,4 +51,19 @@ inline TrainingRun train_with_checkpoints(const Config& config, int ranks, const
     return first;
 }
 
+// Four steps at one go, and the last two of them in a run that continues one of two.
+struct ResumedRun {
+    TrainingRun whole, rest;
+};
+inline ResumedRun whole_and_resumed(Config config) {
+    const TemporaryFolder whole_folder, folder;
+    ResumedRun runs{.whole = train_with_checkpoints(config, 1, {whole_folder.path(), 4})};
+    config.checkpoint.save_interval = 2;
+    train_with_checkpoints(config, 1, {folder.path(), 2});
+    config.checkpoint.load = "auto";
+    config.checkpoint.save_interval = 0;
+    runs.rest = train_with_checkpoints(config, 1, {folder.path(), 4});
+    return runs;
+}
+
 }  // namespace fp8flow::test

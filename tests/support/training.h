@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -119,6 +120,10 @@ struct TrainingRun {
         std::vector<double> result;
         for (const StepResult& step : steps) result.push_back(step.lm_loss);
         return result;
+    }
+    double mean_of_last(int64_t count) const {
+        const std::vector<double> all = losses();
+        return std::accumulate(all.end() - count, all.end(), 0.0) / static_cast<double>(count);
     }
 };
 

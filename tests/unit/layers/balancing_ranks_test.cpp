@@ -173,14 +173,11 @@ public:
             result.balancing += balancing;
             result.z += loss(logits_[t], true) - balancing;
             for (size_t e = 0; e < kExperts; ++e) {  // counts are constants
-                constexpr double kStep = 1e-4;
-                std::vector<double> above = logits_[t], below = logits_[t];
-                above[e] += kStep;
-                below[e] -= kStep;
-                const double slope = (loss(above, true) - loss(below, true)) / (2 * kStep);
+                std::vector<double> logits = logits_[t];
+                const double dlogit = test::slope(logits[e], 1e-4, [&] { return loss(logits, true); });
                 for (int64_t h = 0; h < kHidden; ++h)
                     result.gradient[e * kHidden + static_cast<size_t>(h)] +=
-                        slope * row_value(static_cast<int64_t>(t), h);
+                        dlogit * row_value(static_cast<int64_t>(t), h);
             }
         }
         return result;

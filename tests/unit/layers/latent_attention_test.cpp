@@ -185,15 +185,6 @@ LayerCase small_case(int64_t q_lora_rank) {
     return c;
 }
 
-double relative(const Values& got, const Values& want) {
-    double error = 0, energy = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-        error += (got[i] - want[i]) * (got[i] - want[i]);
-        energy += want[i] * want[i];
-    }
-    return error / energy;
-}
-
 // Gradients by central differences of the formulas, of every weight and input.
 TEST(LatentAttention, MatchesTheFormulasInDouble) {
     for (const int64_t q_lora_rank : {int64_t{8}, int64_t{0}}) {
@@ -202,26 +193,20 @@ TEST(LatentAttention, MatchesTheFormulasInDouble) {
         const Layer got = run_layer(c);
         EXPECT_EQ(got.weights.size(), q_lora_rank > 0 ? 7u : 5u);
         Formulas formulas(c.model, got.weights);
-        EXPECT_LE(relative(got.y, formulas(got.x, c.tokens[0])), 1e-12);
+        EXPECT_LE(nmse(got.y, formulas(got.x, c.tokens[0])), 1e-12);
         Values x = got.x;
+        const auto loss = [&] {
+            const Values y = formulas(x, c.tokens[0]);
+            return std::inner_product(y.begin(), y.end(), got.dy.begin(), 0.0);
+        };
         const auto differences = [&](Values& of) {
-            constexpr double kStep = 1e-4;
             Values gradient;
-            for (double& value : of) {
-                const double was = value;
-                const auto loss = [&](double moved) {
-                    value = moved;
-                    const Values y = formulas(x, c.tokens[0]);
-                    return std::inner_product(y.begin(), y.end(), got.dy.begin(), 0.0);
-                };
-                gradient.push_back((loss(was + kStep) - loss(was - kStep)) / (2 * kStep));
-                value = was;
-            }
+            for (double& value : of) gradient.push_back(slope(value, 1e-4, loss));
             return gradient;
         };
-        EXPECT_LE(relative(got.dx, differences(x)), 1e-9);
+        EXPECT_LE(nmse(got.dx, differences(x)), 1e-9);
         for (auto& [name, values] : formulas.weights())
-            EXPECT_LE(relative(got.gradients.at(name), differences(values)), 1e-9) << name;
+            EXPECT_LE(nmse(got.gradients.at(name), differences(values)), 1e-9) << name;
     }
 }
 
@@ -335,14 +320,8 @@ TEST(LatentAttention, TrainsAndResumes) {
          {Texts{}, Texts{"precision.fp8_attention_linears=true", "model.q_lora_rank=0"}}) {
         const TrainingRun run = train(config_of(Recipe::fp8_flow, more), 1, {.steps = 30});
         EXPECT_LT(run.steps.back().lm_loss, run.steps.front().lm_loss - 0.3);
-        TemporaryFolder whole_folder, folder;
-        Config config = config_of(Recipe::fp8_flow, more);
-        const TrainingRun whole = train_with_checkpoints(config, 1, {whole_folder.path(), 4});
-        config.checkpoint.save_interval = 2;
-        train_with_checkpoints(config, 1, {folder.path(), 2});
-        config.checkpoint.load = "auto";
-        config.checkpoint.save_interval = 0;
-        expect_same_bits(train_with_checkpoints(config, 1, {folder.path(), 4}).state, whole.state);
+        const auto [whole, rest] = whole_and_resumed(config_of(Recipe::fp8_flow, more));
+        expect_same_bits(rest.state, whole.state);
     }
 }
 

@@ -201,18 +201,13 @@ Config config_of(Recipe recipe, const Texts& keys) {
 
 TEST(Fp8Projection, TrainingFollowsBf16Projections) {
     const Texts keys = {"training.train_iters=40"};
-    const auto last = [](const TrainingRun& run) {
-        double sum = 0;
-        for (size_t i = run.steps.size() - 10; i < run.steps.size(); ++i) sum += run.steps[i].lm_loss;
-        return sum / 10;
-    };
     for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_tensorwise}) {
         SCOPED_TRACE(recipe_name(recipe));
         const TrainingRun bf16 = train(test_config(recipe, keys), 1, {.steps = 40}),
                           fp8 = train(config_of(recipe, keys), 1, {.steps = 40});
         EXPECT_NE(fp8.losses(), bf16.losses());
-        EXPECT_LT(last(fp8), fp8.steps[0].lm_loss - 0.5);
-        EXPECT_NEAR(last(fp8), last(bf16), 0.03);
+        EXPECT_LT(fp8.mean_of_last(10), fp8.steps[0].lm_loss - 0.5);
+        EXPECT_NEAR(fp8.mean_of_last(10), bf16.mean_of_last(10), 0.03);
     }
 }
 
@@ -245,14 +240,7 @@ TEST(Fp8Projection, SchedulesAndDividedStateChangeNoBit) {
 TEST(Fp8Projection, ResumedRunsGiveTheSameBits) {
     for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_tensorwise}) {
         SCOPED_TRACE(recipe_name(recipe));
-        TemporaryFolder whole_folder, folder;
-        Config config = config_of(recipe, {});
-        const TrainingRun whole = train_with_checkpoints(config, 1, {whole_folder.path(), 4});
-        config.checkpoint.save_interval = 2;
-        train_with_checkpoints(config, 1, {folder.path(), 2});
-        config.checkpoint.load = "auto";
-        config.checkpoint.save_interval = 0;
-        const TrainingRun rest = train_with_checkpoints(config, 1, {folder.path(), 4});
+        const auto [whole, rest] = whole_and_resumed(config_of(recipe, {}));
         ASSERT_EQ(rest.steps.size(), 2u);
         for (size_t i = 0; i < 2; ++i) EXPECT_EQ(rest.steps[i].lm_loss, whole.steps[2 + i].lm_loss);
         expect_same_bits(rest.state, whole.state);

@@ -107,7 +107,7 @@ TEST(JoinedMicroBatches, OfAnArmAreThoseOfTheRunUnlessItsKeysExcludeThem) {
     EXPECT_EQ(joined("recipe=fp8_flow,moe_wgrad_micro_batches=1", config), 1);
     for (const char* keys : {"fp8_wgrad=false", "precision.fp8_wgrad=False", "fp8_wgrad= false",
                              "fp8_wgrad=\"false\"", "overlap_moe_expert_parallel_comm=True"})
-        EXPECT_EQ(with(keys, config), 1) << keys;
+        EXPECT_EQ(joined(keys, config), 1) << keys;
     EXPECT_EQ(joined("recipe=mxfp8", config), 0) << "it has no such key";
     EXPECT_THROW(joined("fp8_wgrad=false,moe_wgrad_micro_batches=2", config), Error);
     EXPECT_THROW(joined("fp8_wgrad=false", config_of({"moe_wgrad_micro_batches=2"})), Error);

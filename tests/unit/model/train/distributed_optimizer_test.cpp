@@ -20,7 +20,7 @@ void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Texts& key
                                const Texts& of_divided = {}) {
     SCOPED_TRACE(fmt::format("{}, {} of {} ranks share the experts, {}", recipe_name(recipe), expert_ranks,
                              ranks, fmt::join(keys, " ")));
-    const Texts all = joined(
+    const Texts all = with(
         {"training.micro_batch_size=1", fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)},
         keys);
     const RunOptions options{.steps = 3, .eval_batches = 1};

@@ -11,20 +11,14 @@ namespace {
 const Texts kBf16 = {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16",
                      "training.exp_avg_sq_dtype=bf16"};
 
-double mean_of_last(const TrainingRun& run, size_t count) {
-    double sum = 0;
-    for (size_t i = run.steps.size() - count; i < run.steps.size(); ++i) sum += run.steps[i].lm_loss;
-    return sum / static_cast<double>(count);
-}
-
 TEST(StateDtypes, Bf16LearnsAsFp32Does) {
     const Texts keys = {"training.train_iters=60", "training.global_batch_size=8",
                         "training.micro_batch_size=2"};
     const RunOptions options{.steps = 60};
     const TrainingRun fp32 = train(test_config(Recipe::fp8_flow, keys), 1, options);
     const TrainingRun bf16 = train(test_config(Recipe::fp8_flow, with(keys, kBf16)), 1, options);
-    EXPECT_LT(mean_of_last(fp32, 10), fp32.steps[0].lm_loss - 0.5);
-    EXPECT_NEAR(mean_of_last(bf16, 10), mean_of_last(fp32, 10), 0.02);
+    EXPECT_LT(fp32.mean_of_last(10), fp32.steps[0].lm_loss - 0.5);
+    EXPECT_NEAR(bf16.mean_of_last(10), fp32.mean_of_last(10), 0.02);
     EXPECT_NE(fp32.losses(), bf16.losses());
 }
 
@@ -53,7 +47,7 @@ TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
 
 // Rows that run out: the step is done again with the bits of one that had room.
 TEST(StateDtypes, AStepDoneAgainRoundsAlike) {
-    Texts keys = joined(
+    Texts keys = with(
         kBf16, {"model.moe_layer_freq=[1, 1]", "parallel.expert_model_parallel_size=2", "model.seq_length=64",
                 "training.micro_batch_size=2", "moe.moe_expert_rank_capacity_factor=0"});
     const TrainingRun ample = train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 3});
