@@ -7,7 +7,7 @@
 
 namespace fp8flow {
 
-class HostDevice final : public Device {
+class HostDevice : public Device {
 public:
     void* allocate(std::size_t bytes) override;
     void free(void* data) override;

@@ -19,40 +19,23 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 
 // Host memory that counts what is handed out, and refuses above a limit.
-class CountingDevice final : public Device {
+class CountingDevice final : public HostDevice {
 public:
     void* allocate(std::size_t bytes) override {
         require(static_cast<int64_t>(bytes) <= limit, ExitCode::memory, "{} bytes", bytes);
-        void* data = host_.allocate(bytes);
+        void* data = HostDevice::allocate(bytes);
         live.insert(data);
         ++num_allocations;
         return data;
     }
     void free(void* data) override {
         EXPECT_EQ(live.erase(data), 1u);
-        host_.free(data);
+        HostDevice::free(data);
     }
-    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override {
-        host_.copy_in(device, host, bytes, stream);
-    }
-    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override {
-        host_.copy_out(host, device, bytes, stream);
-    }
-    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
-        host_.copy(to, from, bytes, stream);
-    }
-    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override {
-        host_.fill(device, value, bytes, stream);
-    }
-    void synchronize() override {}
-    int64_t free_bytes() const override { return host_.free_bytes(); }
 
     std::set<void*> live;
     int64_t num_allocations = 0;
     int64_t limit = int64_t{1} << 40;
-
-private:
-    HostDevice host_;
 };
 
 TensorView bytes_of_arena(Arena& arena, int64_t bytes, const char* category = "x") {

@@ -2,22 +2,16 @@
 // When the work of a slot is captured: once that slot's work ran without stopping the host.
 #include "model/train/captured_steps.h"
 
+#include "kernels/reference/host_device.h"
+
 #include <gtest/gtest.h>
 
 namespace fp8flow::test {
 namespace {
 
-// Counts captures and launches; has no memory.
-class GraphDevice final : public Device {
+// Counts captures and launches.
+class GraphDevice final : public HostDevice {
 public:
-    void* allocate(std::size_t) override { return nullptr; }
-    void free(void*) override {}
-    void copy_in(void*, const void*, std::size_t, Stream) override {}
-    void copy_out(void*, const void*, std::size_t, Stream) override {}
-    void copy(void*, const void*, std::size_t, Stream) override {}
-    void fill(void*, uint8_t, std::size_t, Stream) override {}
-    void synchronize() override { ++num_synchronisations_; }
-    int64_t free_bytes() const override { return 0; }
     bool can_capture() const override { return true; }
     std::unique_ptr<WorkGraph> capture(Stream, const std::function<void()>& work) override {
         const int64_t before = num_synchronisations();

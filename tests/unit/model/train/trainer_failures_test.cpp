@@ -152,7 +152,6 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
                     if (p.spec.expert || world.rank() == 0) planted_on = world.rank();
                 }
                 const Values before = collect(trainer, world, 2);
-                std::string message;
                 try {
                     trainer.run_step();
                 } catch (const Error& error) {
