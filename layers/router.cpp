@@ -12,7 +12,7 @@ namespace fp8flow {
 
 Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, const MoeSpec& moe,
                DType plain_dtype, int layer)
-    : model_(model), moe_(moe), layer_(layer), name_(fmt::format("layers.{}.moe.router", layer)) {
+    : moe_(moe), layer_(layer), name_(fmt::format("layers.{}.moe.router", layer)) {
     const bool sigmoid = moe.moe_router_score_function == ScoreFunction::sigmoid;
     options_ = {.score = sigmoid ? op::Score::sigmoid : op::Score::softmax,
                 .pre_softmax = moe.moe_router_pre_softmax,

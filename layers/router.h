@@ -56,7 +56,6 @@ private:
     TensorView given_ids(Context& ctx) const;
     void record_choice(Context& ctx, op::RouterTopK choice) const;
 
-    ModelSpec model_;
     MoeSpec moe_;
     int layer_;
     int64_t moe_layer_ = 0;

@@ -134,8 +134,7 @@ OpCost cost(const op::PadRows& args) {
 }
 
 void check(const op::UnpadRows& args) {
-    check_regrouped(args.src_groups, {.data = args.src, .scales = {}}, args.dst_groups,
-                    {.data = args.dst, .scales = {}});
+    check_regrouped(args.src_groups, {.data = args.src}, args.dst_groups, {.data = args.dst});
 }
 OpCost cost(const op::UnpadRows& args) {
     const double bytes = rows_of(args.dst_groups) * row_bytes(args.dst);

@@ -103,7 +103,6 @@ inline GroupedGemmWgrad call_of_set(const GroupedGemmWgrad& args, int index) {
             .groups = groups,
             .mode = index == 0 ? args.mode : Gradient::accumulate,
             .dw = args.dw,
-            .second = {},
             .rounding = {args.rounding.key + static_cast<uint64_t>(index), args.rounding.first,
                          args.rounding.step},
             .squares = index + 1 == num_sets(args) ? args.squares : TensorView{}};

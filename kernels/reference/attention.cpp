@@ -58,6 +58,8 @@ void matmul(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t m,
     }
 }
 
+std::vector<float> buffer(int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); }
+
 // Which keys a query of one sequence sees: [first[i], i] at position i; and which queries see a key: [i,
 // end[i]).
 struct Visible {
@@ -210,7 +212,6 @@ void ReferenceOps::do_attention(const op::Attention& args, const Launch&) {
     float* lse = args.lse.as<float>();
 #pragma omp parallel
     {
-        const auto buffer = [](int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); };
         auto k = buffer(length * ld), v = buffer(length * value_ld),
              k_transposed = buffer(ld * shape.padded_length);
         auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * value_ld),
@@ -258,7 +259,6 @@ void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, cons
     // One task owns a kv head, so that its gradient is summed over the query heads by one thread, in order.
 #pragma omp parallel
     {
-        const auto buffer = [](int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); };
         auto k = buffer(length * ld), v = buffer(length * value_ld), dk = buffer(length * ld),
              dv = buffer(length * value_ld);
         auto k_transposed = buffer(ld * score_ld), v_transposed = buffer(value_ld * score_ld);

@@ -23,7 +23,7 @@ Operand along_contraction(const ScaledTensor& tensor) {
 
 // Stored [contraction, rows]; plain tensors only.
 Operand across_contraction(const ScaledTensor& tensor) {
-    return {.data = tensor.data, .output_stride = 1, .k_stride = tensor.data.dim(-1), .scale = {}};
+    return {.data = tensor.data, .output_stride = 1, .k_stride = tensor.data.dim(-1)};
 }
 
 // The operand with its outputs counted from stored row `row`.
@@ -172,7 +172,7 @@ void ReferenceOps::do_gemm(const op::Gemm& args, const Launch&) {
                 .b = b,
                 .mode = args.mode,
                 .d = args.d}},
-              options_.summation);
+              summation_);
 }
 
 void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
@@ -193,11 +193,11 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
         std::memset(args.d.bytes_ptr() + (d_base + first_pad) * row_bytes, 0,
                     static_cast<std::size_t>((range.end - first_pad) * row_bytes));
     }
-    run_gemms(problems, options_.summation);
+    run_gemms(problems, summation_);
 }
 
 void ReferenceOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch&) {
-    write_gradient(args, options_.summation);
+    write_gradient(args, summation_);
     if (args.squares) sum_squares(args.dw, args.squares);
 }
 

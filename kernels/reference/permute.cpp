@@ -144,8 +144,7 @@ void ReferenceOps::do_pad_rows(const op::PadRows& args, const Launch&) {
 }
 
 void ReferenceOps::do_unpad_rows(const op::UnpadRows& args, const Launch&) {
-    regroup_rows({.data = args.src, .scales = {}}, args.src_groups, {.data = args.dst, .scales = {}},
-                 args.dst_groups);
+    regroup_rows({.data = args.src}, args.src_groups, {.data = args.dst}, args.dst_groups);
 }
 
 }  // namespace fp8flow

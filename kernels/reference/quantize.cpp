@@ -59,13 +59,9 @@ void encode_tiles(const TensorView& src, const std::vector<GroupRange>& ranges, 
 
 void ReferenceOps::do_quantize_rows(const op::QuantizeRows& args, const Launch& launch) {
     if (args.dst.layout == ScaleLayout::tensor) {
-        do_quantize_tensor({.src = args.src,
-                            .groups = args.groups,
-                            .scale_format = args.scale_format,
-                            .rows = args.dst,
-                            .transposed = {}},
-                           launch);
-        return;
+        return do_quantize_tensor(
+            {.src = args.src, .groups = args.groups, .scale_format = args.scale_format, .rows = args.dst},
+            launch);
     }
     quantize_by_rows(args.src, group_ranges(args.groups, args.src.dim(0)),
                      {args.scale_format, args.mx_rounding}, args.dst);

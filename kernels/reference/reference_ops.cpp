@@ -6,8 +6,8 @@
 
 namespace fp8flow {
 
-ReferenceOps::ReferenceOps(const ReferenceOptions& options)
-    : options_(options), device_(std::make_unique<HostDevice>()) {}
+ReferenceOps::ReferenceOps(SummationOrder summation)
+    : summation_(summation), device_(std::make_unique<HostDevice>()) {}
 
 ReferenceOps::~ReferenceOps() = default;
 

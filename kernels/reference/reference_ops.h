@@ -15,13 +15,9 @@ namespace fp8flow {
 // noise floor of the loss).
 enum class SummationOrder { sequential, split };
 
-struct ReferenceOptions {
-    SummationOrder summation = SummationOrder::sequential;
-};
-
 class ReferenceOps final : public Ops {
 public:
-    explicit ReferenceOps(const ReferenceOptions& options = {});
+    explicit ReferenceOps(SummationOrder summation = SummationOrder::sequential);
     ~ReferenceOps() override;
     Device& device() override { return *device_; }
 
@@ -31,7 +27,7 @@ protected:
 #undef FP8FLOW_OVERRIDE
 
 private:
-    ReferenceOptions options_;
+    SummationOrder summation_;
     std::unique_ptr<Device> device_;
 };
 

@@ -199,14 +199,10 @@ void ReferenceOps::do_count_non_finite(const op::CountNonFinite& args, const Lau
         const int64_t count = std::min(kChunk, total - start);
         float values[kChunk];
         load_floats(args.x, start, count, values);
-        int64_t in_chunk = 0;
-        for (int64_t i = 0; i < count; ++i) in_chunk += (float_bits(values[i]) & 0x7F800000u) == 0x7F800000u;
-        if (in_chunk == 0) continue;
-        found += in_chunk;
         for (int64_t i = 0; i < count; ++i) {
             if ((float_bits(values[i]) & 0x7F800000u) != 0x7F800000u) continue;
+            ++found;
             lowest = std::min(lowest, start + i);
-            break;
         }
     }
     if (found == 0) return;

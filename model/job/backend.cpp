@@ -133,9 +133,7 @@ std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic
                                   .attention = attention_of(kernels.attention_backend)};
         return hopper::make_ops(choice.device, chosen);
     }
-    ReferenceOptions options;
-    options.summation = alternative ? SummationOrder::split : SummationOrder::sequential;
-    return std::make_unique<ReferenceOps>(options);
+    return std::make_unique<ReferenceOps>(alternative ? SummationOrder::split : SummationOrder::sequential);
 }
 
 std::optional<LaunchCount> count_launches(const BackendChoice& choice,

@@ -139,10 +139,10 @@ void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const Scal
     parts_.inside->dispatch_rows(from_rail, levels.inside, arrived, scratch, launch);
     for (const auto& [from, to] : {std::pair(arrived.data, received.data), {arrived.scales, received.scales}})
         if (from)
-            ops_.permute_pad({.src = {.data = from, .scales = {}},
+            ops_.permute_pad({.src = {.data = from},
                               .row_source = levels.inside_row_of,
                               .groups = levels.received,
-                              .dst = {.data = to, .scales = {}}},
+                              .dst = {.data = to}},
                              launch);
 }
 

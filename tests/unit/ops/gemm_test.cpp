@@ -188,7 +188,7 @@ struct Flow {  // one fp8 grouped product large enough for several tasks
         fill_operand(b, 32);
     }
     HostTensor run(SummationOrder order, DType dtype = DType::f32) const {
-        ReferenceOps ops({.summation = order});
+        ReferenceOps ops(order);
         HostTensor d(dtype, {groups.capacity(), 320});
         ops.grouped_gemm({.a = a, .b = b, .groups = groups, .d = d});
         return d;
@@ -244,7 +244,7 @@ TEST(GemmOrder, SplitIsAnotherValidOrder) {
         fill_operand(b, 42);
         HostTensor d[2] = {HostTensor(DType::f32, {50, 60}), HostTensor(DType::f32, {50, 60})};
         for (int i = 0; i < 2; ++i)
-            ReferenceOps({.summation = i ? SummationOrder::split : SummationOrder::sequential})
+            ReferenceOps(i ? SummationOrder::split : SummationOrder::sequential)
                 .gemm({.a = a, .b = b, .d = d[i]});
         EXPECT_FALSE(same_bytes(d[0], d[1]));
         EXPECT_LE(nmse(d[1], product_double(read(a, {.rows = 50, .depth = 200}),
