@@ -63,7 +63,7 @@ TEST(InvariantOrder, OnEightRanks) {
 }
 
 // What else touches weight gradients: gradients in BF16, BF16 operands, two micro-batches in one GEMM,
-// streams beside each other, narrow pads, rows that do not fit at first.
+// parallel streams, narrow pads, rows that do not fit at first.
 TEST(InvariantOrder, WithOtherGradientsAndSchedules) {
     const Texts small = {"training.micro_batch_size=1"};
     struct Variant {

@@ -10,7 +10,7 @@
 namespace fp8flow::test {
 namespace {
 
-enum class Gather { before, beside };
+enum class Gather { before, overlapped };
 
 // As an update leaves them: of a plain copy this rank's slice is there, of FP8 copies nothing.
 void make_stale(RankFixture& rank, ParameterStore& parameters) {
@@ -40,7 +40,7 @@ LayerResult train_once(ProcessGroup& group, const LayerCase& c, Gather gather) {
     HostTensor loss(DType::f32, {1});
     loss.as<float>()[0] = 0;
     Context ctx = rank.context();
-    ctx.overlaps_param_gather = gather == Gather::beside;
+    ctx.overlaps_param_gather = gather == Gather::overlapped;
     model.model().begin_step(ctx);
     Transformer::MicroBatch batch{.tokens = model.tokens(),
                                   .labels = model.tokens(),
@@ -76,7 +76,7 @@ TEST(ParamGather, BesideTheLayersChangesNoBit) {
                 SCOPED_TRACE(fmt::format("{}, side stream {}, main is late {}", recipe_name(recipe),
                                          with_side_stream, main_is_late));
                 c.main_is_late = main_is_late;
-                expect_same_results(run(Gather::beside), wanted);
+                expect_same_results(run(Gather::overlapped), wanted);
                 for (const LayerResult& one : wanted) EXPECT_TRUE(std::isfinite(one.loss));
             }
             c.main_is_late = false;

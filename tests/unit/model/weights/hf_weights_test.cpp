@@ -104,7 +104,7 @@ TEST(HfWeights, MixtralByItsOwnNames) {
     });
 }
 
-// Its bias is beside the gate, not below it.
+// The name of the bias is next to the gate, not below it (gate.NAME).
 TEST(HfWeights, MiniMaxM2ByItsOwnNames) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.7.block_sparse_moe.";
