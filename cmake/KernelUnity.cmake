@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # fp8flow_unite_kernels(TARGET): the .cu files of a folder of kernels/hopper are compiled as one, since nvcc spends two thirds of its time
-# on shared headers. (CMake's own UNITY_BUILD knows CUDA from 3.31 on.) A united file reads all their headers first; constants,
-# whose names files repeat (kThreads), get the name of their file. Other names must differ within a folder. gemm/sm90, where the time
+# on shared headers. (CMake's own UNITY_BUILD knows CUDA from 3.31 on.) A united file reads all their headers first; constants
+# that several files define (kThreads) get the name of their file. Other names must differ within a folder. gemm/sm90, where the time
 # is that of templates, stays as it is.
 function(fp8flow_unite_kernels target)
     get_target_property(sources ${target} SOURCES)

@@ -11,15 +11,15 @@
 
 namespace fp8flow {
 
-// Reads the first `bytes_read` bytes of `from` and writes the first `bytes_written` of `to`, each once, the
-// two side by side. Both counts are rounded up to 16, so the buffers must be; 0 is legal. What is written
+// Reads the first `bytes_read` bytes of `from` and writes the first `bytes_written` of `to`, each once, in
+// parallel. Both counts are rounded up to 16, so the buffers must be; 0 is legal. What is written
 // depends on what was read.
 struct Traffic {
     const void* from = nullptr;
     int64_t bytes_read = 0;
     void* to = nullptr;
     int64_t bytes_written = 0;
-    // 16-byte accesses that one thread has under way: 2, 4 or 8; which is fastest depends on the size
+    // 16-byte accesses that one thread has in flight: 2, 4 or 8; which is fastest depends on the size
     int depth = 4;
 };
 

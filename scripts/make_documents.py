@@ -518,7 +518,7 @@ def family_errors():
 
 
 def models_with_transformers():
-    """Errors of whole models against PyTorch in FP64, with PyTorch's own errors behind them, and of an export in transformers."""
+    """Errors of whole models against PyTorch in FP64, with PyTorch's own errors after a slash, and of an export in transformers."""
     name, rows = "compare_training_cpu.json", []
     data = load(name)
     exported = {row["family"]: row for row in data["predictions"]}

@@ -16,7 +16,7 @@ namespace fp8flow {
 class Arena {
 public:
     // stack: one allocation after the other; a tensor that does not fit into the rest of a chunk goes to the
-    // next. first_fit: a tensor goes to the first chunk with room for it, so that no rest is lost between
+    // next. first_fit: a tensor goes to the first chunk where it fits, so that no space is lost between
     // large tensors; what is allocated stays.
     enum class Order : uint8_t { stack, first_fit };
     // `poison`: fill each allocation with 0xFF (NaN in every float format, -1 in integers), for tests.

@@ -27,7 +27,7 @@ enum class ExitCode : int {
     internal = 70,  // our bug
 };
 
-// Of a call that failed with `error` (errno): memory where there is none left, wherever that was noticed.
+// The exit code of a call that failed with `error` (errno): memory for ENOMEM, `otherwise` for all others.
 inline ExitCode class_of(int error, ExitCode otherwise) {
     return error == ENOMEM ? ExitCode::memory : otherwise;
 }

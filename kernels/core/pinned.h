@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // PinnedBuffer and HostEvent: page-locked host memory and an event of a device, owned. The device must have
-// passed every copy to or from a buffer before its owner dies: a copy under way would write into memory of
-// somebody else.
+// passed every copy to or from a buffer before its owner dies: a copy in flight would write into memory
+// that has another owner by then.
 #pragma once
 
 #include "kernels/core/device.h"

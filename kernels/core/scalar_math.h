@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Scalar arithmetic shared by host and device, so that both give the same bits: format conversions, the one
-// quantisation rule, the scaling-aware shift of an FP8 code, exp / log / sigmoid / silu. Only IEEE +, -, *,
+// quantisation rule, the scaling-aware shift of FP8 values, exp / log / sigmoid / silu. Only IEEE +, -, *,
 // /, sqrt and explicit fma are used.
 #pragma once
 
@@ -105,7 +105,7 @@ FP8FLOW_HD float to_float(E4m3 x) {
 }
 FP8FLOW_HD float to_float(E5m2 x) { return to_float(Fp16{static_cast<uint16_t>(x.bits << 8)}); }
 
-// Saturating RNE: |x| > max (infinity too) gives the largest finite code; NaN gives NaN.
+// Saturating RNE: |x| > max (infinity too) gives the largest finite value; NaN gives NaN.
 FP8FLOW_HD E4m3 to_e4m3(float x) {
     const uint32_t bits = float_bits(x);
     const uint32_t sign = (bits >> 24) & 0x80u, magnitude = bits & 0x7FFFFFFFu;
@@ -141,21 +141,21 @@ FP8FLOW_HD float fp8_to_float(uint8_t code, DType dtype) {
     return dtype == DType::e5m2 ? to_float(E5m2{code}) : to_float(E4m3{code});
 }
 
-// The magnitude `most`, itself an FP8 code, where the code's is larger; NaN stays NaN.
+// An FP8 value, with its magnitude limited to that of the FP8 value `most`; NaN stays NaN.
 FP8FLOW_HD uint8_t fp8_clip(uint8_t code, uint8_t most, DType dtype) {
     const uint8_t magnitude = code & 0x7Fu, finite = dtype == DType::e5m2 ? 0x7Bu : 0x7Eu;
     return magnitude > most && magnitude <= finite ? static_cast<uint8_t>((code & 0x80u) | most) : code;
 }
 
 // ---- the quantisation rule
-// -------------------------------------------------------------------------------------------------- All-zero
-// blocks get this amax, so their scale never exceeds a real block's. So small that a token's gradient,
-// divided by all tokens of a batch, stays far above it; large enough that no multiplier passes 2^126.
+//
+// All-zero blocks get this amax, so their scale never exceeds a real block's. A token's gradient is far above
+// it, also if divided by all tokens of a batch; no multiplier passes 2^126.
 constexpr float kAmaxEps = 0x1.0p-100f;
 
 struct QuantScale {
-    float multiplier;  // code = round(x * multiplier)
-    float dequant;     // stored: value = code * dequant
+    float multiplier;  // FP8 value = round(x * multiplier)
+    float dequant;     // stored: value = FP8 value * dequant
 };
 
 // amax: max|x| of the block (NaN ignored, may be infinite). Power-of-two form: floor of the multiplier, at
@@ -176,7 +176,7 @@ FP8FLOW_HD QuantScale quant_scale(float amax, float code_max, ScaleFormat format
     return {multiplier, div_float(1.0f, multiplier)};
 }
 
-FP8FLOW_HD float e8m0_to_float(uint8_t code) {  // 2^(code-127); code 0 means a pad and gives 0
+FP8FLOW_HD float e8m0_to_float(uint8_t code) {  // 2^(code - 127); 0 marks padding and gives 0
     if (code == 0) return 0.0f;
     if (code == 0xFF) return bits_float(0x7FC00000u);
     return bits_float(static_cast<uint32_t>(code) << 23);

@@ -114,7 +114,7 @@ private:
     std::vector<Call> calls_;
 };
 
-// The part and the stage that the moments of a span (its children's not counted) and its calls are booked
+// The part and the stage that the moments of a span (its children's not counted) and its calls are counted
 // under: a cast under "cast", everything else under the outermost stage inside its part; a part's own moments
 // under its own name.
 struct StageName {

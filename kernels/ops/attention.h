@@ -28,7 +28,7 @@ struct Rope {
 // to its own position. A document's rows get the bits that they get as a sequence of their own.
 //
 // Order, all in fp32: score = scale * (fma over ascending d); p = exp(score - max); sum = p over ascending
-// keys in 8 lanes, from the first key that the query sees; lse = max + log(sum); o = (fma of p * v over
+// keys in 8 strands, from the first key that the query sees; lse = max + log(sum); o = (fma of p * v over
 // ascending keys) / sum, rounded once. Other keys are never read. The Hopper backend takes no
 // documents.
 struct Attention {
@@ -41,7 +41,7 @@ struct Attention {
     TensorView o;          // out [T, heads, Dv]
     TensorView lse;        // out [T, heads] f32
 };
-// p = exp(score - lse), score as above. delta = dot(dout, o) over Dv in 8 lanes; dp = fma of dout * v over
+// p = exp(score - lse), score as above. delta = dot(dout, o) over Dv in 8 strands; dp = fma of dout * v over
 // ascending d; ds = (p * (dp - delta)) * scale. dq = fma of ds * k over ascending keys; dk, dv = fma of ds *
 // q, p * dout over ascending query heads of the group and, inside a head, ascending queries, in one fp32 sum.
 // Each gradient is rounded once.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// GEMMs: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of
-// the contract.
+// GEMMs: dense, grouped by expert, and grouped weight gradients. Accumulation orders are part of the
+// contract.
 //
 // Plain operands (bf16 | f32): acc = fma(a, b, acc) in fp32 over ascending k, one rounding to the output
 // dtype. FP8 operands: products of values summed in fp32 over each scale block of the contraction (128; 32
@@ -62,12 +62,12 @@ inline constexpr int kMaxWgradSets = 8;
 // dY^T X, one fp32 addition of the old value per element, after the last block of the contraction; a backend
 // may add it after an earlier one.
 //
-// second, more: the operands of other micro-batches for the same experts: dW[g] (+)= dY_g^T X_g + dY2_g^T
-// X2_g
-// + ..., so that dW is read and written once for all. Dtypes and layouts are the same; capacities and group
-// sizes may differ. One accumulator takes the rows of the first operands, then those of the second, and so
-// on; a backend may instead add the result of each to dW as a separate accumulating call would. A group
-// counts as empty only if it is empty in all.
+// second, more: the operands of other micro-batches for the same experts:
+// dW[g] (+)= dY_g^T X_g + dY2_g^T X2_g + ..., so that dW is read and written once for all.
+// Dtypes and layouts are the same; capacities and group sizes may differ. One accumulator takes the rows of
+// the first operands, then those of the second, and so on; a backend may instead add the result of each to dW
+// as a separate accumulating call would.
+// A group counts as empty only if it is empty in all.
 //
 // dw in BF16: overwrite rounds the sum to nearest even. accumulate rounds the old value in FP32 plus the sum
 // stochastically, by global row (kernels/core/stochastic_rounding.h): row n of group g is row rounding.first

@@ -192,7 +192,7 @@ ScaledTensor Fp8Flow::gradient_rows(Context& ctx, int64_t width) const {
 // Fused operations and the wire have scales per 128 values; the transpose shifts exponents.
 void Fp8Flow::check_rules() const {
     Flow::check_rules();
-    // Of keys that contradict each other the configuration says so.
+    // The configuration has rejected keys that contradict each other.
     const bool shifts = precision_.moe_scaling_aware_transpose && precision_.fp8_wgrad &&
                         precision_.scale_format == ScaleFormat::pow2;
     for (const Quantized tensor :

@@ -88,7 +88,7 @@ ScaledTensor receive(Context& ctx, Arena& arena, const ScaledTensor& tokens, con
     ScaledTensor received{.data = arena.tensor(tokens.data.dtype, {rows, tokens.data.cols()}, "dispatch"),
                           .layout = tokens.layout,
                           .format = tokens.format};
-    if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
+    if (tokens.scales)  // E8M0 bytes; fp32 with scale_format: fp32
         received.scales = arena.tensor(tokens.scales.dtype, {rows, tokens.scales.cols()}, "dispatch");
     on_wire(ctx, [&](const Launch& wire) {
         auto timed = ctx.stage("dispatch", wire);

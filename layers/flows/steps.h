@@ -40,11 +40,11 @@ void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // Later work of the main stream waits for the event, if a side stream records it.
 void await(Context& ctx, Event ready);
-// Runs work that data gradients do not depend on: on the side stream with delay_wgrad_compute, otherwise on
-// this stream.
 inline bool runs_aside(const Context& ctx, const ExpertsSaved& saved) {
     return saved.routed && ctx.side != nullptr && ctx.side->schedule().delay_wgrad_compute;
 }
+// Runs work that data gradients do not depend on: on the side stream with delay_wgrad_compute, otherwise on
+// this stream.
 template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&& work) {
     if (!runs_aside(ctx, saved)) return work(ctx);
     Context side_ctx = ctx.side->begin(ctx);

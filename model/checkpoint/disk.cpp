@@ -19,7 +19,7 @@ namespace fp8flow::checkpoint {
 
 namespace {
 
-constexpr size_t kLargestTransfer = size_t{1} << 30;  // Linux moves at most 2 GiB a call
+constexpr size_t kLargestTransfer = size_t{1} << 30;  // Linux moves at most 2 GiB per call
 
 template <class Result> Result or_error(Result result) { return result < 0 ? -errno : result; }
 

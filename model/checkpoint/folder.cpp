@@ -141,7 +141,7 @@ std::vector<std::string> CheckpointFolder::keep_latest(int64_t count, std::optio
     const auto is_of_run = [&](int64_t step) {
         try {
             return !run || manifest(step).run == *run;
-        } catch (const Error&) {  // nobody knows whose
+        } catch (const Error&) {  // its owner is not known
             return false;
         }
     };

@@ -122,7 +122,7 @@ struct CheckpointSpec {
 
 std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
 
-// The run that gives the noise floor. ulp: bf16 whose initial weights are one unit in the last place away;
+// The run that gives the noise floor. ulp: bf16 from initial weights one unit in the last place away;
 // exact: bf16 with another order of summation, which costs up to twice the time.
 enum class ControlArm : uint8_t { none, ulp, exact };
 

@@ -120,9 +120,10 @@ std::vector<ConfigField> attention_fields() {
         integer(KEY(model, kv_lora_rank), {.min = 1, .max = 1 << 16},
                 "multi_latent_attention: columns of the latent of keys and values"),
         integer(KEY(model, qk_head_dim), {.min = 0, .max = 256},
-                "multi_latent_attention: columns of a head of queries and keys that do not rotate"),
-        integer(KEY(model, qk_pos_emb_head_dim), {.min = 2, .max = 256, .multiple_of = 2},
-                "multi_latent_attention: those that rotate; of keys the same in all heads"),
+                "multi_latent_attention: columns of a head of queries and keys without rotary embedding"),
+        integer(
+            KEY(model, qk_pos_emb_head_dim), {.min = 2, .max = 256, .multiple_of = 2},
+            "multi_latent_attention: columns with rotary embedding; those of keys are the same in all heads"),
         integer(KEY(model, v_head_dim), {.min = 1, .max = 256},
                 "multi_latent_attention: columns of a head of values"),
         number(KEY(model, rotary_base), {.min = 1, .above_min = true}, "RoPE's theta"),
@@ -262,9 +263,9 @@ std::vector<ConfigField> precision_fields() {
         only({Recipe::fp8_blockwise, Recipe::fp8_flow},
              joined(
                  KEY(precision, moe_wgrad_micro_batches), op::kMaxWgradSets,
-                 "expert weight gradients of so many micro-batches in one GEMM; the others wait for the "
-                 "last of them; auto: until a GEMM has 2048 rows per expert, as far as a step has them on a "
-                 "rank and the GPUs have the memory, which is printed")),
+                 "number of micro-batches with their expert weight gradients in one GEMM, which keeps the "
+                 "operands of all; auto: until a GEMM has 2048 rows per expert, limited by the micro-batches "
+                 "of a step and by GPU memory; the log has the number")),
         choice(KEY(precision, moe_apply_probs_in), {"swiglu", "combine"},
                "where the routing probability multiplies. swiglu: before fc2; combine: after fc2, and the "
                "backward pass recomputes SwiGLU's output"),
@@ -486,7 +487,7 @@ std::vector<ConfigField> output_fields() {
 ConfigField control_arm_field() {
     ConfigField field =
         choice(KEY(validate, control_arm), {"none", "ulp", "exact"},
-               "the noise floor: ulp, bf16 whose initial weights are one unit in the last place away; exact, "
+               "the noise floor. ulp: bf16 from initial weights one unit in the last place away; exact: "
                "bf16 with another order of summation, up to twice as slow; true is ulp, false none");
     field.set = [by_name = field.set](Config& config, const WrittenValue& written) {
         const auto truth = read_truth(written.scalar());

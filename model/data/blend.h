@@ -19,7 +19,7 @@ std::vector<WeightedPath> blend_of(const std::vector<std::string>& data_path);
 // Its entries without their weights.
 std::vector<std::string> paths_of(const std::vector<std::string>& data_path);
 
-// Sample i comes from the source that is furthest behind its share, as in Megatron-LM's blended data sets;
+// Sample i comes from the source that is furthest below its share, as in Megatron-LM's blended data sets;
 // the pattern is repeated after kPeriod samples. So every sample index has its place without a list of all,
 // and the shares hold for the whole run. When all windows of a source are read, its next epoch begins.
 class BlendedSource final : public TokenSource {

@@ -15,7 +15,7 @@ namespace fp8flow::data {
 namespace {
 
 constexpr int64_t kMaxTableEntries = int64_t{1}
-                                     << 22;  // 16 MiB a rank, and about a second to find the entropy
+                                     << 22;  // 16 MiB per rank, and about a second to find the entropy
 constexpr double kWords = 0x1p32;
 constexpr int kMaxPowerIterations = 20000;
 constexpr double kStationaryTolerance = 1e-13;  // L1 change per step

@@ -38,9 +38,9 @@ struct LoadedWeights {
     int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
 };
 
-// `scopes`: names in the files that begin with one of them and that nothing wants are extra, but for `others`
-// and tables of the rotary embedding. A head that is tied to the embedding must equal it. Throws
-// Error(data) with a line per problem; in the end also for values that are NaN or infinite. Each rank
+// `scopes`: a tensor of the files whose name begins with one of them and that no target takes is extra,
+// except `others` and tables of the rotary embedding. A head that is tied to the embedding must equal it.
+// Throws Error(data) with a line per problem; in the end also for values that are NaN or infinite. Each rank
 // reads only what it holds. Where parameters are sharded the working copies are not written
 // (ParameterStore::write_all_copies).
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
@@ -48,7 +48,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<std::string>& scopes, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
-// Finds out the names of a whole model, and HfNames::dense_width.
+// Detects the names of a whole model, and HfNames::dense_width.
 HfNames names_of_model(const TensorSet& set, const Config& config, const std::string& family);
 
 // The folder that --weights or --hf-config names, or that its file is in.

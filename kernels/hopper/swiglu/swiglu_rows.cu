@@ -60,8 +60,9 @@ __device__ __forceinline__ void prologue(Shared<kWarps, Unit>& shared, const Uni
 
 // Assigns rows, pads too, in ascending order: row r belongs to warp r % kWarps of the CTA that takes it.
 // The first two rounds go by the index of the CTA, all others by a ticket counter in global memory, one per
-// warp index (one counter for all warps was too slow: 1.8 ns a row). A ticket is requested when the previous
-// one is taken, and has arrived when it is needed. Outputs do not depend on which warp works on a row.
+// warp index (one counter for all warps was too slow: 1.8 ns per row). A ticket is requested when the
+// previous one is taken, and has arrived when it is needed. Outputs do not depend on which warp works on a
+// row.
 class RowQueue {
 public:
     __device__ explicit RowQueue(RowTicket* tickets) : ticket_(tickets + threadIdx.y) {}
