@@ -4,6 +4,7 @@
 #include "model/data/blend.h"
 
 #include "model/data/text.h"
+#include "model/train/trainer.h"
 #include "tests/support/file_data.h"
 #include "tests/support/files.h"
 
@@ -85,6 +86,23 @@ TEST(Blend, SaysHowOftenEachSourceIsRead) {
     EXPECT_EQ(source.samples_per_epoch(Split::held_out), 0);
     EXPECT_NE(source.fingerprint(), blend({3, 2}).fingerprint());
     EXPECT_EQ(source.fingerprint(), blend({6, 2}).fingerprint());
+}
+
+TEST(Blend, SourcesOfOneSizeHaveOrdersOfTheirOwn) {
+    TemporaryFolder folder;
+    std::string text;
+    for (int i = 0; i < 100; ++i) text += static_cast<char>(i + 1);
+    for (const char* name : {"a", "b"}) folder.write(name, text);
+    Config config = FileData{.data_path = {"1", folder.path("a"), "1", folder.path("b")},
+                             .held_out_fraction = 0,
+                             .vocab_size = kByteVocabulary,
+                             .seq_length = 1};
+    config.data.data_kind = DataKind::text;
+    config.training.eval_iters = 0;
+    const auto source = open_data(config);
+    std::vector<int32_t> orders[2];
+    for (int64_t i = 0; i < 100; ++i) orders[i % 2].push_back(tokens_of(*source, Split::train, i)[0]);
+    EXPECT_NE(orders[0], orders[1]);
 }
 
 TEST(Blend, WarnsOfTextThatOneDataSetHoldsOutAndAnotherTrainsOn) {

@@ -188,6 +188,7 @@ TEST(Megatron, TheFingerprintIsThatOfTheTokens) {
     }
     set.write(folder, "a");
     EXPECT_EQ(source().fingerprint(), first);
+    EXPECT_NE(MegatronSource(options_of(folder.path("a"), 0.5)).fingerprint_without_content(), by_size);
 }
 
 TEST(Megatron, WarnsOfWhatIsNamedTwiceAndOfAHeldOutPartFarFromItsShare) {

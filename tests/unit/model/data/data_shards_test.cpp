@@ -265,6 +265,8 @@ TEST(Shards, TheFingerprintIsThatOfTheTokens) {
         }
     EXPECT_EQ(all.size(), 81u);
     EXPECT_EQ(fingerprint(), first);
+    std::filesystem::rename(folder.path("x_train_0.bin"), folder.path("x_train_1.bin"));
+    EXPECT_NE(ShardSource(options_of(path)).fingerprint_without_content(), by_size);
 }
 
 // Of 200 MB of zeros with some tokens changed about 64 MiB are read: the ends of every file, and blocks at

@@ -272,6 +272,9 @@ TEST(Synthetic, IsAPureFunctionOfSeedSplitAndIndex) {
     const SyntheticSource c(other);
     EXPECT_EQ(a.fingerprint(), b.fingerprint());
     EXPECT_NE(a.fingerprint(), c.fingerprint());
+    other = config;
+    other.data.synthetic_noise /= 2;
+    EXPECT_NE(a.fingerprint(), SyntheticSource(other).fingerprint());
     std::set<std::vector<int32_t>> seen;
     for (int64_t i = 0; i < 200; ++i) {
         EXPECT_EQ(tokens_of(a, Split::train, i), tokens_of(b, Split::train, i));

@@ -3,6 +3,7 @@
 #include "model/data/text.h"
 
 #include "model/data/files.h"
+#include "model/data/permutation.h"
 #include "model/train/trainer.h"
 #include "tests/support/file_data.h"
 #include "tests/support/files.h"
@@ -183,6 +184,12 @@ TEST(Text, TheSplitDependsOnTheRelativePathOnly) {
             EXPECT_EQ(is_held_out(file, 0.1), split == Split::held_out);
         }
     EXPECT_NE(a.fingerprint(), b.fingerprint());
+    const TextSource other_share(
+        FileData{.data_path = {one.path("corpus")}, .held_out_fraction = 0.2, .seq_length = 16});
+    EXPECT_NE(a.fingerprint(), other_share.fingerprint());
+    std::filesystem::rename(one.path("corpus/d0/f0.txt"), one.path("corpus/d0/f00.txt"));
+    EXPECT_NE(a.fingerprint(),
+              TextSource(FileData{.data_path = {one.path("corpus")}, .seq_length = 16}).fingerprint());
     // Fixed for ever: a change of the hash would move held-out text of old runs into the train part of new
     // ones.
     EXPECT_EQ(fnv1a64("a"), 0xaf63dc4c8601ec8cULL);
@@ -308,6 +315,7 @@ TEST(Text, WarnsOfAHeldOutPartFarFromItsShare) {
     EXPECT_EQ(warnings({999, 999}, 0.5), Paths{});
     EXPECT_EQ(warnings({999, 999}, 0.0), Paths{});
     EXPECT_EQ(warnings({999}), Paths{});
+    EXPECT_EQ(warnings({9999, 20}, 0.3).size() + warnings({20, 9999}, 0.3).size(), 2u);  // one has too little
 }
 
 TEST(Text, BothPartsExistForAnyNumberOfFiles) {
@@ -319,6 +327,10 @@ TEST(Text, BothPartsExistForAnyNumberOfFiles) {
                 .data_path = {folder.path("corpus")}, .held_out_fraction = fraction, .seq_length = 1});
             EXPECT_GT(source.num_tokens(Split::train), 1) << count << " files, " << fraction;
             EXPECT_GT(source.num_tokens(Split::held_out), 1) << count << " files, " << fraction;
+            // the file that changes sides is the nearest one
+            for (const std::string& held_out : source.files(Split::held_out))
+                for (const std::string& train : source.files(Split::train))
+                    EXPECT_LE(mix64(fnv1a64(held_out)), mix64(fnv1a64(train))) << held_out << " " << train;
         }
     }
 }
