@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 namespace fp8flow::predict {
 namespace {
@@ -64,6 +65,8 @@ TEST(Choose, JoinedMicroBatchesSayWhatTheyGainAndCost) {
     EXPECT_EQ(open.micro_batches, 4) << "512 rows per expert";
     EXPECT_LT(open.layer_joined, pairs.layer_joined);
     EXPECT_NEAR(open.bytes_joined - open.bytes_single, 3 * rows * row, 3);
+    const Config two_layers = shipped("layer_deepseek_v3", {"global_batch_size=32", "num_layers=2"});
+    EXPECT_LT(joining_of(two_layers, 4, gpu).value().bytes_single, 1.01 * open.bytes_single) << "of a layer";
     EXPECT_FALSE(joining_of(shipped("layer_deepseek_v3"), 4, gpu).has_value()) << "one micro-batch";
 }
 
@@ -110,20 +113,33 @@ TEST(Fit, NamesTheLargestAndTheKeysThatFit) {
                                [](const auto& a, const auto& b) { return a.item.bytes > b.item.bytes; }));
     EXPECT_EQ(fit.largest.front().key, "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16");
     ASSERT_FALSE(fit.settings.empty());
-    // the settings do what they say, and none is superfluous
-    std::vector<std::string> overrides;
-    for (const std::string& settings : fit.settings) {
-        size_t begin = 0;
-        for (size_t comma = settings.find(", "); comma != std::string::npos;
-             comma = settings.find(", ", begin)) {
-            overrides.push_back(settings.substr(begin, comma - begin));
-            begin = comma + 2;
-        }
-        overrides.push_back(settings.substr(begin));
-    }
-    EXPECT_TRUE(fit_of(shipped("qwen3_30b_a3b", overrides), 8, gpu.sheet).fits());
     expect_contains(consumers_text(fit, gpu.sheet), "It fits with");
     EXPECT_EQ(consumers_text(fit_of(config, 8, load_gpu("h200").sheet), gpu.sheet), "");
+}
+
+// The settings do what they say, and none is superfluous.
+TEST(Fit, EverySettingIsNeeded) {
+    const Config config = shipped("qwen3_30b_a3b");
+    const double needed = fit_of(config, 8, 0).needed;
+    size_t most = 0;
+    for (double share = 0.95; share > 0.3; share -= 0.05) {
+        const Fit fit = fit_of(config, 8, share * needed);
+        most = std::max(most, fit.settings.size());
+        const auto fits_without = [&](size_t left_out) {
+            std::vector<std::string> overrides;
+            for (size_t i = 0; i < fit.settings.size(); ++i) {
+                std::istringstream settings(i == left_out ? "" : fit.settings[i]);
+                for (std::string one; settings >> one;)  // "a=1, b=2"
+                    overrides.push_back(one.substr(0, one.find_last_not_of(',') + 1));
+            }
+            return fit_of(shipped("qwen3_30b_a3b", overrides), 8, share * needed).fits();
+        };
+        if (fit.settings.empty()) continue;
+        EXPECT_TRUE(fits_without(fit.settings.size())) << share;
+        for (size_t i = 0; i < fit.settings.size(); ++i)
+            EXPECT_FALSE(fits_without(i)) << share << " " << fit.settings[i];
+    }
+    EXPECT_GT(most, 2u);
 }
 
 TEST(Fit, SomeModelsFitWithNoKey) {
@@ -166,6 +182,10 @@ TEST(Choose, OnlyWhatFitsIsMarkedAndCompared) {
         EXPECT_TRUE(choice.best);
         EXPECT_FALSE(choice.fastest_that_fits());
     }
+    Config open = config;
+    open.origin.clear();  // what needs the least memory, not the fastest
+    EXPECT_EQ(choose(open, open_search(open, {1}, {Recipe::bf16}), gpu)[0].config.training.micro_batch_size,
+              1);
     EXPECT_EQ(choices_markdown(choices, gpu).find("*"), std::string::npos) << choices_markdown(choices, gpu);
     expect_contains(choices_text(choices, gpu), "Does not fit");
     EXPECT_EQ(choices_json(choices, gpu, {}).at("choices")[0].at("best"), false);

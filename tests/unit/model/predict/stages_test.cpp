@@ -161,7 +161,19 @@ TEST(Stages, SavedRows) {
     EXPECT_DOUBLE_EQ(none.bytes, 2 * sorted.bytes);
     EXPECT_DOUBLE_EQ(received.wire_bytes, sorted.wire_bytes);
     EXPECT_GT(received.bytes, sorted.bytes);
-    EXPECT_GT(dispatch(SavedRows::received, "forward").bytes, dispatch(SavedRows::sorted, "forward").bytes);
+    EXPECT_NEAR(dispatch(SavedRows::received, "forward").bytes - dispatch(SavedRows::sorted, "forward").bytes,
+                2 * plan::expected_received_rows(config) * 7168 * (1 + 1.0 / 128), 1);  // written and read
+}
+
+// With moe_apply_probs_in: combine a combine reads the weight of each row.
+TEST(Stages, MergingWeightsAreRead) {
+    const auto combine = [](const char* where) {
+        const Config config = shipped("layer_deepseek_v3", {fmt::format("moe_apply_probs_in={}", where)});
+        for (const Work& work : layer_work(config, config.precision, 0).moe)
+            if (key_of(work) == "moe layer/combine/forward") return work.bytes;
+        return 0.0;
+    };
+    EXPECT_EQ(combine("combine") - combine("swiglu"), 4 * 4096 * 8);
 }
 
 // What training.freeze names has no weight gradient, no transposes for it, and no update.
@@ -172,7 +184,7 @@ TEST(Stages, FrozenWeightsHaveNoGradients) {
     };
     const auto all = counts("[]"), experts = counts("[moe.experts]"),
                layer = counts("[layers.1.moe.experts]"), head = counts("[output_layer]"),
-               embedding = counts("[word_embeddings]");
+               embedding = counts("[word_embeddings]"), attention = counts("[self_attention]");
     for (const char* stage : {"fc1 wgrad", "fc2 wgrad", "transpose"}) {
         const std::string key = fmt::format("moe layer/{}/backward", stage);
         const Work &none = experts.at(key), &half = layer.at(key), &whole = all.at(key);
@@ -184,6 +196,8 @@ TEST(Stages, FrozenWeightsHaveNoGradients) {
     const auto of = [](const auto& from, const char* part) { return from.at(std::string(part)); };
     constexpr const char* kFc1 = "moe layer/fc1 dgrad/backward";
     EXPECT_EQ(of(experts, kFc1).bytes, of(all, kFc1).bytes);
+    for (const char* key : {"attention/qkv/backward", "attention/proj/backward"})
+        EXPECT_DOUBLE_EQ(of(attention, key).bf16_flops, of(all, key).bf16_flops / 2) << key;
     constexpr const char *kHead = "head/head/forward", *kEmbedding = "embedding/embedding/backward";
     EXPECT_DOUBLE_EQ(of(head, kHead).bf16_flops, of(all, kHead).bf16_flops * 2 / 3);
     EXPECT_LT(of(head, kHead).bytes, of(all, kHead).bytes);

@@ -144,12 +144,24 @@ TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
     EXPECT_LT(wide.work.fp8_idle, 0.1 * wide.work.fp8_flops);
 }
 
+// The MoE layer of a model with some layers in BF16 is their mean.
+TEST(Time, LayersInBf16CountByTheirNumber) {
+    const Gpu gpu = load_gpu("h200");
+    const auto layer = [&](const char* key) {
+        return predict_step(shipped("qwen3_30b_a3b", {key}), 8, gpu).layer;
+    };
+    const double bf16 = layer("recipe=bf16"), flow = layer("recipe=fp8_flow");
+    EXPECT_LT(flow, bf16);
+    EXPECT_NEAR(layer("num_layers_at_start_in_bf16=12"), 0.25 * bf16 + 0.75 * flow, 1e-9);
+}
+
 // Small models wait for the host; a graph is one launch.
 TEST(Time, AStepIsNoShorterThanItsLaunches) {
     Gpu gpu = load_gpu("h200");
     Config config = shipped("layer_deepseek_v3");
     const StepTime device = predict_step(config, 4, gpu);
     EXPECT_FALSE(device.host_bound);
+    EXPECT_DOUBLE_EQ(device.useful_flops, sum_of(plan::count_flops(config), &plan::FlopPart::both) * 4096);
     ASSERT_GT(device.launches, 0);
     gpu.calibration.host_seconds = 2 * device.step / device.launches;
     const StepTime host = predict_step(config, 4, gpu);
