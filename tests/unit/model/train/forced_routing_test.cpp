@@ -62,6 +62,20 @@ TEST(ForcedRouting, BalancedGivesEveryExpertTheSameNumberOfDistinctTokens) {
     }
 }
 
+// What is left after an equal share goes to other experts on each rank.
+TEST(ForcedRouting, AllRanksTogetherAreBalanced) {
+    for (const Shape& shape : kShapes) {
+        std::vector<int32_t> ids;
+        for (int64_t rank = 0; rank < 4; ++rank) {
+            const auto own = forced_assignment(routing(shape, 511, 1.0, rank));
+            ids.insert(ids.end(), own.begin(), own.end());
+        }
+        const auto counts = counts_of(ids, shape.experts);
+        EXPECT_LE(*std::ranges::max_element(counts) - *std::ranges::min_element(counts), 1)
+            << shape.experts << " experts";
+    }
+}
+
 TEST(ForcedRouting, TokensReachAsManyRanksAsUnderUniformRouting) {
     for (const Shape& shape : kShapes) {
         for (const int64_t ranks : {2, 4}) {
@@ -125,6 +139,10 @@ TEST(ForcedRouting, IsTheSameEveryTimeAndDiffersBetweenRanksAndSeeds) {
     other.seed = 8;
     EXPECT_NE(forced_assignment(base), forced_assignment(other));
     EXPECT_TRUE(forced_assignment(routing(shape, 0, 1.0)).empty());
+    MoeSpec moe;
+    moe.moe_router_force_load_balancing = true;
+    moe = with_forced_routing(moe);
+    EXPECT_NE(moe.given_ids(moe, 0, 0, 100), moe.given_ids(moe, 1, 0, 100));  // layers
 }
 
 }  // namespace

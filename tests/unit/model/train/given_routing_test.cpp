@@ -53,6 +53,22 @@ TEST(GivenRouting, OwnRoutingGivesTheSameBits) {
     }
 }
 
+// Routing in a file is that of the training data, however much is evaluated.
+TEST(GivenRouting, EvaluationsHaveTheirOwnRouting) {
+    const TemporaryFolder folder;
+    double losses[2];
+    for (const bool given : {false, true}) {
+        const std::string key = given ? "data.routing_path=" : "output.record_routing=";
+        const Config config = test_config(Recipe::bf16, with(kBase, {key + folder.path("a")}));
+        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+            test::ReferenceTrainer trainer(config, world);
+            trainer.run_step();
+            losses[given] = trainer.evaluate(config.training.train_iters + 1);
+        });
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+}
+
 // One file for every number of ranks and size of micro-batches.
 TEST(GivenRouting, AnotherRecipeAndLayoutHasTheSameExperts) {
     const TemporaryFolder folder;
