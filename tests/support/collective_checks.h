@@ -118,11 +118,12 @@ inline void check_all_reduce(ProcessGroup& group, std::size_t count) {
 inline void check_reduce_max_of_nan(ProcessGroup& group) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> values{nan, group.rank() == group.size() - 1 ? 2.0f : nan,
-                              static_cast<float>(-group.rank())};
+                              static_cast<float>(-group.rank()), group.rank() == 0 ? 3.0f : nan};
     group.all_reduce_max(std::span<float>(values));
     EXPECT_TRUE(std::isnan(values[0]));
     EXPECT_EQ(values[1], 2.0f);
     EXPECT_EQ(values[2], 0.0f);
+    EXPECT_EQ(values[3], 3.0f);
 }
 
 // Pairs of neighbours, then the even and the odd ranks, then groups inside a group; all alive at once.

@@ -131,12 +131,28 @@ TEST(Flows, TwoRanksUnevenAndEmpty) {
     }
 }
 
+TEST(Flows, OnlyRoutedExpertsClampIfTheModelSaysSo) {
+    const auto output = [](int routed, int64_t shared, double limit, bool routed_only) {
+        LayerCase c = LayerCase::of(Recipe::bf16);
+        c.model.moe_layer_freq = {routed};
+        c.model.glu.activation_func_clamp_value = limit;
+        c.model.glu.activation_func_clamp_routed_only = routed_only;
+        c.moe.moe_shared_expert_intermediate_size = shared;
+        return test::run_block(c)[0].y;
+    };
+    EXPECT_TRUE(output(0, 0, 0.01, true) == output(0, 0, 0, false));
+    EXPECT_FALSE(output(0, 0, 0.01, false) == output(0, 0, 0, false));
+    EXPECT_TRUE(output(1, 0, 0.01, true) == output(1, 0, 0.01, false));
+    EXPECT_FALSE(output(1, 0, 0.01, true) == output(1, 0, 0, false));
+    EXPECT_FALSE(output(1, 128, 0.01, true) == output(1, 128, 0.01, false));
+}
+
 // The same micro-batch twice: main gradients are exactly twice those of one, whatever they held before.
 TEST(Flows, SecondMicroBatchAddsItsGradients) {
     for (Recipe recipe : kRecipes) {
         LayerCase c = LayerCase::of(recipe);
         c.tokens = {32};
-        c.model.attention = true;
+        c.model.attention = c.model.add_qkv_bias = c.model.qk_layernorm = true;
         c.model.num_layers = 2;
         c.model.moe_layer_freq = {0, 1};
         c.model.untie_embeddings_and_output_weights = false;

@@ -43,6 +43,10 @@ TEST(Rope, FrequenciesAreThoseOfTransformers) {
     expect_frequencies(scaled(RopeType::yarn, 1.5e5, 32),
                        {1, 0.155322984, 0.0194509663, 0.000580947497, 1.8188337e-05, 3.0235114e-07},
                        1.3465735902799727);
+    ModelSpec no_ramp = scaled(RopeType::yarn, 1e4, 40);  // all pairs but the first make less than a rotation
+    no_ramp.rope.original_max_position_embeddings = 6;
+    expect_frequencies(no_ramp, {1, 0.00592843428, 0.00140585331, 0.00025, 7.90569415e-05, 3.33380353e-06},
+                       1.36888794541139);
     ModelSpec llama = scaled(RopeType::llama3, 5e5, 8);
     llama.rope.original_max_position_embeddings = 8192;
     expect_frequencies(llama, {1, 0.128687382, 0.0165604409, 0.000524846022, 3.42810235e-05, 3.7673226e-07},

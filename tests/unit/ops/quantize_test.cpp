@@ -361,6 +361,25 @@ TEST(QuantizeTensor, OneScaleInBothOrientations) {
         }
 }
 
+TEST(ClipFp8, RowsOfGroupsWithTheirPads) {
+    const GroupsFixture groups({5, 0, 20}, 16);
+    for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+        HostTensor rows(dtype, {groups.capacity() + 32, 256});
+        rows.set_row_base(32);
+        for (int64_t i = 0; i < rows.numel(); ++i) rows.view().bytes_ptr()[i] = static_cast<uint8_t>(i);
+        std::vector<uint8_t> want = rows.bytes();
+        const float limit = fp8_max(dtype) / 2;
+        for (int64_t i = 32 * 256; i < (32 + groups.total()) * 256; ++i) {
+            uint8_t& code = want[static_cast<size_t>(i)];
+            const float value = fp8_to_float(code, dtype);
+            if (std::isfinite(value) && std::abs(value) > limit)
+                code = to_fp8(std::copysign(limit, value), dtype);
+        }
+        ReferenceOps().clip_fp8({.groups = groups, .share = 0.5f, .rows = rows});
+        EXPECT_EQ(rows.bytes(), want) << name_of(dtype);
+    }
+}
+
 TEST(Quantize, NothingToDo) {
     ReferenceOps ops;
     HostTensor src(DType::bf16, {0, 256});

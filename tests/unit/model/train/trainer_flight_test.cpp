@@ -159,6 +159,26 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
     }
 }
 
+// Weights are the same in every micro-batch.
+TEST(StepsInFlight, WeightsAreObservedOnceInAStep) {
+    const Config config =
+        test_config(Recipe::fp8_flow, {"training.micro_batch_size=4", "training.global_batch_size=8"});
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        TensorStats stats;
+        const auto trainer = make_trainer(config, world);
+        trainer->set_tensor_stats(&stats);
+        trainer->run_step();
+        std::map<std::string, double> values;
+        for (const TensorStatsRow& row : stats.rows())
+            if (row.layer == 1) values[row.tensor] = row.counts.values;
+        const auto weights = static_cast<double>((config.moe.num_experts * config.moe.moe_ffn_hidden_size +
+                                                  config.moe.moe_shared_expert_intermediate_size) *
+                                                 config.model.hidden_size);
+        EXPECT_EQ(values.at("fc1 weight"), 2 * weights);
+        EXPECT_EQ(values.at("fc2 weight"), weights);
+    });
+}
+
 // A step that is run again is observed once.
 TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
     std::vector<TensorStatsRow> rows[2];

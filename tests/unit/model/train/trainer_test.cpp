@@ -217,11 +217,14 @@ TEST(Training, LearningRateStylesAreMegatrons) {
                 << "update " << kUpdates[i];
     }
     // Megatron-LM wants lr_wsd_decay_iters; here it is a fifth of lr_decay_iters where it is left out.
-    TrainingSpec short_run{.train_iters = 10, .lr = 1, .min_lr = 0, .lr_decay_style = LrDecayStyle::wsd};
+    TrainingSpec short_run{.train_iters = 9, .lr = 1, .min_lr = 0, .lr_decay_style = LrDecayStyle::wsd};
+    EXPECT_EQ(learning_rate(short_run, 7), 1.0);
+    EXPECT_DOUBLE_EQ(learning_rate(short_run, 8), std::sqrt(2.0) - 1);
+    short_run.lr_warmup_iters = 9;  // nothing is left for the decay
+    EXPECT_EQ(learning_rate(short_run, 8), 8.0 / 9);
+    short_run.lr_warmup_iters = 8;
+    short_run.lr_warmup_style = LrWarmupStyle::from_first_step;
     EXPECT_EQ(learning_rate(short_run, 8), 1.0);
-    EXPECT_DOUBLE_EQ(learning_rate(short_run, 9), std::sqrt(2.0) - 1);
-    short_run.lr_warmup_iters = 10;  // nothing is left for the decay
-    EXPECT_EQ(learning_rate(short_run, 9), 0.9);
 }
 
 // Moments have it all the same: Megatron-LM's first step is one of them.
