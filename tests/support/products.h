@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Matrix products by the statement of kernels/ops/gemm.h: operands looked up entry by entry, their product in
-// double precision, and the same in fp32 by a plain triple loop in the stated order.
+// double precision, and the same in fp32 by a plain triple loop in the stated order. And the tables of
+// operands that tests of both backends run over.
 #pragma once
 
+#include "kernels/ops/gemm.h"
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>
@@ -160,5 +162,56 @@ inline void fill_operand(const HostScaled& t, uint64_t seed) {
 // Rows by group: none, one, around a block, many.
 inline const std::vector<std::vector<int64_t>> kGroupCounts = {
     {0, 1, 127, 0, 128, 129, 5}, {300}, {0, 0}, {17, 0, 0, 40}};
+
+// Scale layouts of A and B in a dense GEMM.
+inline const std::vector<std::pair<ScaleLayout, ScaleLayout>> kDenseLayouts = {
+    {ScaleLayout::vec128, ScaleLayout::block128},
+    {ScaleLayout::vec128_wire, ScaleLayout::block128},
+    {ScaleLayout::vec128, ScaleLayout::vec128},
+    {ScaleLayout::tile128, ScaleLayout::tile128},
+    {ScaleLayout::row, ScaleLayout::row},
+    {ScaleLayout::tensor, ScaleLayout::tensor},
+    {ScaleLayout::mx32, ScaleLayout::mx32},
+    {ScaleLayout::vec128, ScaleLayout::tensor},
+    {ScaleLayout::group_row, ScaleLayout::group_row},
+    {ScaleLayout::mx32, ScaleLayout::block128}};
+
+struct GroupedCase {
+    DType dtype;
+    ScaleLayout a, b;
+    op::GemmForm form;
+    DType d_dtype;
+    int64_t alignment;
+};
+inline const std::vector<GroupedCase> kGroupedCases = {
+    {DType::bf16, ScaleLayout::none, ScaleLayout::none, op::GemmForm::nt, DType::bf16, 1},
+    {DType::bf16, ScaleLayout::none, ScaleLayout::none, op::GemmForm::nn, DType::bf16, 16},
+    {DType::f32, ScaleLayout::none, ScaleLayout::none, op::GemmForm::nt, DType::f32, 16},
+    {DType::f32, ScaleLayout::none, ScaleLayout::none, op::GemmForm::nn, DType::f32, 1},
+    {DType::e4m3, ScaleLayout::vec128, ScaleLayout::block128, op::GemmForm::nt, DType::bf16, 128},
+    {DType::e5m2, ScaleLayout::vec128, ScaleLayout::block128, op::GemmForm::nt, DType::f32, 16},
+    {DType::e4m3, ScaleLayout::row, ScaleLayout::row, op::GemmForm::nt, DType::bf16, 16},
+    {DType::e4m3, ScaleLayout::tensor, ScaleLayout::tensor, op::GemmForm::nt, DType::bf16, 1},
+    {DType::e4m3, ScaleLayout::mx32, ScaleLayout::mx32, op::GemmForm::nt, DType::bf16, 32},
+};
+inline HostScaled grouped_weights(const GroupedCase& c, int64_t experts, int64_t n, int64_t k) {
+    if (c.form == op::GemmForm::nt) return {c.dtype, {experts, n, k}, c.b};
+    return {c.dtype, {experts, k, n}, c.b};
+}
+
+// An operand of a weight gradient: of FP8 the transposed copy, else the rows as they are.
+inline HostScaled wgrad_operand(DType dtype, int64_t width, int64_t rows, ScaleLayout layout,
+                                int64_t groups) {
+    if (is_fp8(dtype)) return {dtype, {width, rows}, layout, groups};
+    return {dtype, {rows, width}, layout};
+}
+// Zeros in the pads of a transposed copy; rows begin at column `base`. Plain rows keep theirs.
+inline void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base = 0) {
+    const TensorView& fp8 = t.data.view();
+    if (!is_fp8(fp8.dtype)) return;
+    for (int64_t row = 0; row < groups.total(); ++row)
+        for (int64_t i = 0; groups.is_pad(row) && i < fp8.dim(0); ++i)
+            fp8.bytes_ptr()[i * fp8.dim(1) + base + row] = 0;
+}
 
 }  // namespace fp8flow::test

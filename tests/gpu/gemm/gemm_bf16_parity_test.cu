@@ -3,9 +3,8 @@
 // rows, contractions of one stage and of many, partial stages, several tiles a cluster. Pads and rows past
 // the last group are NaN. Every call is made twice from the same memory and must give the same bits, with two
 // SMs as with all.
-#include "kernels/ops/gemm.h"
-
 #include "tests/support/parity.h"
+#include "tests/support/products.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -67,9 +66,8 @@ void run_rows(const std::vector<int64_t>& counts, int64_t alignment, GemmForm fo
     fill_normal(b.data, 52, 1.0);
     a.set_row_base(base);
     HostTensor d(dtype, {groups.capacity(), n});
-    // of few elements the rounding of one may decide
-    const double bound = dtype == DType::f32 ? 1e-7 : d.view().numel() < 8192 ? 0x1.0p-16 : 4e-6;
-    expect_close_and_equal(op::GroupedGemm{.a = a, .b = b, .groups = groups, .form = form, .d = d}, d, bound);
+    expect_close_and_equal(op::GroupedGemm{.a = a, .b = b, .groups = groups, .form = form, .d = d}, d,
+                           bound_of(dtype, static_cast<std::size_t>(d.numel())));
 }
 
 TEST(GroupedBf16, ForwardAndDataGradient) {

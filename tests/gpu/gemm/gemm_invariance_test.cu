@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What must not change a bit of a grouped GEMM: repetition, the SM limit, and how many rows the other groups
 // have. Kernels of this project, every kind of operand that has a kernel of its own.
-#include "kernels/ops/gemm.h"
-
 #include "tests/support/parity.h"
+#include "tests/support/products.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -49,14 +48,6 @@ const Columns kColumns[] = {
 };
 constexpr int64_t kN = 528, kK = 768;
 
-void fill_operand(const HostScaled& t, uint64_t seed) {
-    fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
-    if (t.scales.view().dtype == DType::e8m0)
-        fill_pow2(t.scales, seed + 1, -3, 3);
-    else if (t.scales.view())
-        fill_uniform(t.scales, seed + 1, 0.25, 2.0);
-}
-
 // One grouped GEMM with its operands on the host and on the GPU.
 struct RowsGemm {
     RowsGemm(const Rows& rows, const std::vector<int64_t>& counts)
@@ -70,14 +61,10 @@ struct RowsGemm {
         fill_operand(b, 2);
     }
     HostTensor run(const Launch& launch = {}) {
-        const TensorView result = parity.to_gpu(d.view());
-        parity.gpu.device().fill(result.data, 0xFF, static_cast<std::size_t>(result.bytes()));
-        parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
-                                 .b = parity.to_gpu(b),
-                                 .groups = parity.to_gpu(RowGroups(groups)),
-                                 .form = form,
-                                 .d = result},
-                                launch);
+        const auto args =
+            parity.on_gpu(op::GroupedGemm{.a = a, .b = b, .groups = groups, .form = form, .d = d});
+        parity.gpu.device().fill(args.d.data, 0xFF, static_cast<std::size_t>(args.d.bytes()));
+        parity.gpu.grouped_gemm(args, launch);
         return parity.from_gpu(d);
     }
     GroupsFixture groups;
@@ -95,34 +82,19 @@ struct WgradGemm {
           dw(DType::f32, {groups.num_groups(), kN, kK}) {
         fill_operand(dy, 1);
         fill_operand(x, 2);
-        zero_pads();
+        zero_pads(dy, groups);
+        zero_pads(x, groups);
     }
     HostScaled operand(const Columns& columns, int64_t width) const {
-        const int64_t rows = round_up(groups.capacity(), 128);
-        return is_fp8(columns.dtype)
-                   ? HostScaled(columns.dtype, {width, rows}, columns.layout, groups.num_groups())
-                   : HostScaled(columns.dtype, {rows, width}, columns.layout);
-    }
-    // FP8 copies have zeros in their pads.
-    void zero_pads() {
-        for (const HostScaled* t : {&dy, &x}) {
-            const TensorView& fp8 = t->data.view();
-            if (!is_fp8(fp8.dtype)) continue;
-            for (int64_t row = 0; row < groups.total(); ++row)
-                for (int64_t i = 0; groups.is_pad(row) && i < fp8.dim(0); ++i)
-                    fp8.bytes_ptr()[i * fp8.dim(1) + row] = 0;
-        }
+        return wgrad_operand(columns.dtype, width, round_up(groups.capacity(), 128), columns.layout,
+                             groups.num_groups());
     }
     HostTensor run(Gradient mode = Gradient::overwrite, const Launch& launch = {}) {
-        const TensorView result = parity.to_gpu(dw.view());
-        parity.gpu.device().fill(result.data, mode == Gradient::overwrite ? 0xFF : 0x3F,
-                                 static_cast<std::size_t>(result.bytes()));
-        parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
-                                       .x = parity.to_gpu(x),
-                                       .groups = parity.to_gpu(RowGroups(groups)),
-                                       .mode = mode,
-                                       .dw = result},
-                                      launch);
+        const auto args =
+            parity.on_gpu(op::GroupedGemmWgrad{.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw});
+        parity.gpu.device().fill(args.dw.data, mode == Gradient::overwrite ? 0xFF : 0x3F,
+                                 static_cast<std::size_t>(args.dw.bytes()));
+        parity.gpu.grouped_gemm_wgrad(args, launch);
         return parity.from_gpu(dw);
     }
     GroupsFixture groups;

@@ -3,37 +3,17 @@
 // kernel bit by bit, tensor cores (cuBLASLt and this project's kernels) within the bounds of rounding, and
 // twice for identical bits.
 #include "kernels/hopper/device/view.h"
-#include "kernels/ops/gemm.h"
-
 #include "tests/support/parity.h"
+#include "tests/support/products.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
-
-#include <functional>
 
 namespace fp8flow::test {
 namespace {
 
 using L = ScaleLayout;
 using op::GemmForm;
-
-// FP8 values and scales that make every element matter; free (not power-of-two) fp32 scales, so that a wrong
-// order of rounding shows.
-void fill_operand(const HostScaled& t, uint64_t seed) {
-    fill_normal(t.data, seed, is_fp8(t.data.view().dtype) ? 8.0 : 1.0);
-    if (t.scales.view().dtype == DType::e8m0)
-        fill_pow2(t.scales, seed + 1, -3, 3);
-    else if (t.scales.view())
-        fill_uniform(t.scales, seed + 1, 0.25, 2.0);
-}
-
-// The error of BF16 outputs is their rounding; of few elements it may reach the worst case of one flipped
-// rounding, (2^-8)^2.
-double bound_of(const TensorView& d) {
-    if (d.dtype == DType::f32) return 1e-7;
-    return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
-}
 
 constexpr GemmBackend kBackends[] = {GemmBackend::native, GemmBackend::simt, GemmBackend::alternative};
 const char* name_of(GemmBackend backend) {
@@ -47,19 +27,18 @@ const char* name_of(GemmBackend backend) {
 }
 using fp8flow::name_of;
 
-// After both backends ran: the bits of the reference, or values within rounding and the same bits from a
-// second run.
-void expect_result(Parity& parity, const TensorView& d, Gradient mode, GemmBackend backend,
-                   const std::function<void()>& run_again) {
-    if (backend == GemmBackend::simt) {
+// The bits of the reference on CUDA cores, elsewhere values within rounding.
+void expect_result(Parity& parity, const TensorView& d, GemmBackend backend) {
+    if (backend == GemmBackend::simt)
         parity.expect_same_bytes(d, "d");
-        return;
-    }
-    parity.expect_close(d, bound_of(d), "d");
-    if (mode == Gradient::accumulate) return;
-    const HostTensor once = parity.from_gpu(d);
-    run_again();
-    EXPECT_TRUE(same_bytes(once, parity.from_gpu(d))) << "the second call gave other bits";
+    else
+        parity.expect_close(d, bound_of(d.dtype, static_cast<std::size_t>(d.numel())), "d");
+}
+template <class Args> void compare(const Args& args, GemmBackend backend, const Launch& launch = {}) {
+    Parity parity;
+    parity.gpu.choose_kernels({.gemm = backend});
+    parity.run(args, launch);
+    expect_result(parity, args.d, backend);
 }
 
 // ---- dense
@@ -85,18 +64,7 @@ void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
     fill_operand(b, 2);
     HostTensor d(c.d, {s.m, s.n});
     if (c.mode == Gradient::accumulate) fill_normal(d, 3, 3.0);
-    Parity parity;
-    parity.gpu.choose_kernels({.gemm = backend});
-    const auto run = [&] {
-        parity.gpu.gemm({.a = parity.to_gpu(a),
-                         .b = parity.to_gpu(b),
-                         .form = c.form,
-                         .mode = c.mode,
-                         .d = parity.to_gpu(d.view())});
-    };
-    run();
-    parity.cpu.gemm({.a = a, .b = b, .form = c.form, .mode = c.mode, .d = d});
-    expect_result(parity, d, c.mode, backend, run);
+    compare(op::Gemm{.a = a, .b = b, .form = c.form, .mode = c.mode, .d = d}, backend);
 }
 
 const std::vector<Dense> kShapes = {{0, 16, 32},     {5, 0, 7},       {4, 6, 0},       {1, 1, 1},
@@ -122,17 +90,7 @@ TEST(GemmParity, PlainFormsAndShapesOnCudaCores) {
 }
 
 TEST(GemmParity, Fp8Layouts) {
-    const std::vector<std::pair<L, L>> layouts = {{L::vec128, L::block128},
-                                                  {L::vec128_wire, L::block128},
-                                                  {L::vec128, L::vec128},
-                                                  {L::tile128, L::tile128},
-                                                  {L::row, L::row},
-                                                  {L::tensor, L::tensor},
-                                                  {L::mx32, L::mx32},
-                                                  {L::vec128, L::tensor},
-                                                  {L::group_row, L::group_row},
-                                                  {L::mx32, L::block128}};
-    for (const auto& [a, b] : layouts) {
+    for (const auto& [a, b] : kDenseLayouts) {
         for (const Dense& s : kShapes) {
             DenseCase c{.a = DType::e4m3, .b = DType::e4m3, .d = DType::bf16, .a_layout = a, .b_layout = b};
             for (GemmBackend backend : kBackends) run_dense(c, s, backend);
@@ -184,7 +142,7 @@ TEST(GemmParity, CublasLtTakesWhatItSupports) {
         const HostTensor d(DType::bf16, {128, 64});
         parity.gpu.choose_kernels({.gemm = backend});
         const int64_t before = parity.gpu.cublaslt_gemms();
-        parity.gpu.gemm({.a = parity.to_gpu(a), .b = parity.to_gpu(b), .d = parity.to_gpu(d.view())});
+        parity.gpu.gemm(parity.on_gpu(op::Gemm{.a = a, .b = b, .d = d}));
         return parity.gpu.cublaslt_gemms() - before;
     };
     EXPECT_EQ(gemms(DType::bf16, L::none, GemmBackend::native), 1);
@@ -208,27 +166,8 @@ TEST(GroupedGemmParity, ManyStepsAndTiles) {
     fill_operand(a, 21);
     fill_operand(b, 22);
     HostTensor d(DType::bf16, {groups.capacity(), n});
-    Parity parity;
-    parity.gpu.choose_kernels({.gemm = GemmBackend::native});
-    const auto run = [&] {
-        parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
-                                 .b = parity.to_gpu(b),
-                                 .groups = parity.to_gpu(RowGroups(groups)),
-                                 .d = parity.to_gpu(d.view())},
-                                {.sm_limit = 2});
-    };
-    run();
-    parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .d = d});
-    expect_result(parity, d, Gradient::overwrite, GemmBackend::native, run);
+    compare(op::GroupedGemm{.a = a, .b = b, .groups = groups, .d = d}, GemmBackend::native, {.sm_limit = 2});
 }
-
-struct GroupedCase {
-    DType dtype;
-    L a, b;
-    GemmForm form;
-    DType d_dtype;
-    int64_t alignment;
-};
 
 void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
                  int64_t n, int64_t k, GemmBackend backend, int64_t weights = 0) {
@@ -238,40 +177,18 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t E = weights > 0 ? weights : groups.num_groups(), capacity = groups.capacity();
     HostScaled a(c.dtype, {round_up(a_base + capacity + 2, 16), k}, c.a);
-    HostScaled b =
-        c.form == GemmForm::nt ? HostScaled(c.dtype, {E, n, k}, c.b) : HostScaled(c.dtype, {E, k, n}, c.b);
+    const HostScaled b = grouped_weights(c, E, n, k);
     fill_operand(a, 11);
     fill_operand(b, 12);
     HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
     if (a_base > 0) a.set_row_base(a_base);
     if (d_base > 0) d.set_row_base(d_base);
-    Parity parity;
-    parity.gpu.choose_kernels({.gemm = backend});
-    const auto run = [&] {
-        parity.gpu.grouped_gemm({.a = parity.to_gpu(a),
-                                 .b = parity.to_gpu(b),
-                                 .groups = parity.to_gpu(RowGroups(groups)),
-                                 .form = c.form,
-                                 .d = parity.to_gpu(d.view())});
-    };
-    run();
-    parity.cpu.grouped_gemm({.a = a, .b = b, .groups = groups, .form = c.form, .d = d});
-    expect_result(parity, d, Gradient::overwrite, backend, run);  // pads and untouched rows included
+    // pads and untouched rows included
+    compare(op::GroupedGemm{.a = a, .b = b, .groups = groups, .form = c.form, .d = d}, backend);
 }
 
 TEST(GroupedGemmParity, LayoutsGroupsAndBases) {
-    const std::vector<GroupedCase> cases = {
-        {DType::bf16, L::none, L::none, GemmForm::nt, DType::bf16, 1},
-        {DType::bf16, L::none, L::none, GemmForm::nn, DType::bf16, 16},
-        {DType::f32, L::none, L::none, GemmForm::nt, DType::f32, 16},
-        {DType::f32, L::none, L::none, GemmForm::nn, DType::f32, 1},
-        {DType::e4m3, L::vec128, L::block128, GemmForm::nt, DType::bf16, 128},
-        {DType::e5m2, L::vec128, L::block128, GemmForm::nt, DType::f32, 16},
-        {DType::e4m3, L::row, L::row, GemmForm::nt, DType::bf16, 16},
-        {DType::e4m3, L::tensor, L::tensor, GemmForm::nt, DType::bf16, 1},
-        {DType::e4m3, L::mx32, L::mx32, GemmForm::nt, DType::bf16, 32},
-    };
-    for (const GroupedCase& c : cases) {
+    for (const GroupedCase& c : kGroupedCases) {
         for (const auto& counts : kCounts) {
             for (GemmBackend backend : kBackends) {
                 run_grouped(c, counts, 0, 0, 48, 160, backend);
@@ -317,14 +234,6 @@ TEST(GroupedGemmParity, MxBlocks) {
         }
 }
 
-// Pads of a transposed copy [dim, M].
-void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base) {
-    const TensorView& fp8 = t.data.view();
-    for (int64_t row = 0; row < groups.total(); ++row)
-        for (int64_t i = 0; groups.is_pad(row) && i < fp8.dim(0); ++i)
-            fp8.bytes_ptr()[i * fp8.dim(1) + base + row] = 0;
-}
-
 // parts: calls on the GPU, each for its share of the groups.
 void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const std::vector<int64_t>& counts,
                int64_t dy_base, int64_t x_base, Gradient mode, GemmBackend backend, int64_t n = 70,
@@ -335,43 +244,36 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
                              fmt::join(counts, ","), parts));
     const GroupsFixture groups(counts, alignment, 2);
     const int64_t G = groups.num_groups();
-    const bool fp8 = is_fp8(x_dtype);
     const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
                   x_rows = round_up(x_base + groups.capacity(), 128) + 128;
-    HostScaled dy =
-        fp8 ? HostScaled(dy_dtype, {n, dy_rows}, layout, G) : HostScaled(dy_dtype, {dy_rows, n}, layout);
-    HostScaled x =
-        fp8 ? HostScaled(x_dtype, {k, x_rows}, layout, G) : HostScaled(x_dtype, {x_rows, k}, layout);
+    HostScaled dy = wgrad_operand(dy_dtype, n, dy_rows, layout, G),
+               x = wgrad_operand(x_dtype, k, x_rows, layout, G);
     fill_operand(dy, 21);  // plain pads too: their values must not count
     fill_operand(x, 22);
-    if (fp8) {
-        zero_pads(dy, groups, dy_base);
-        zero_pads(x, groups, x_base);
-    }
+    zero_pads(dy, groups, dy_base);
+    zero_pads(x, groups, x_base);
     if (dy_base > 0) dy.set_row_base(dy_base);
     if (x_base > 0) x.set_row_base(x_base);
-    HostTensor dw(DType::f32, {G, n, k});
-    if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
+    const HostTensor dw(DType::f32, {G, n, k}), whole(DType::f32, {G, n, k});
+    if (mode == Gradient::accumulate)
+        for (const HostTensor* t : {&dw, &whole}) fill_normal(*t, 23, 5.0);
+    const op::GroupedGemmWgrad args{.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = whole};
+    ReferenceOps().grouped_gemm_wgrad(args);
     Parity parity;
     parity.gpu.choose_kernels({.gemm = backend});
-    const auto run = [&] {
-        for (int64_t part = 0; part < parts; ++part) {
-            const int64_t first = part * G / parts, count = (part + 1) * G / parts - first;
-            op::GroupedGemmWgrad args{.dy = parity.to_gpu(dy),
-                                      .x = parity.to_gpu(x),
-                                      .groups = parity.to_gpu(RowGroups(groups)).slice(first, count),
-                                      .mode = mode,
-                                      .dw = parity.to_gpu(dw.view()).slice(first, count)};
-            if (layout == L::group_row) {
-                args.dy.scales = args.dy.scales.slice(first, count);
-                args.x.scales = args.x.scales.slice(first, count);
-            }
-            parity.gpu.grouped_gemm_wgrad(args);
-        }
-    };
-    run();
-    parity.cpu.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw});
-    expect_result(parity, dw, mode, backend, run);
+    parity.to_gpu(dw.view());  // the whole first, so that its parts are in one copy
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t first = part * G / parts, count = (part + 1) * G / parts - first;
+        op::GroupedGemmWgrad share = args;
+        share.groups = args.groups.slice(first, count);
+        share.dw = dw.view().slice(first, count);
+        if (layout == L::group_row)
+            for (ScaledTensor* operand : {&share.dy, &share.x})
+                operand->scales = operand->scales.slice(first, count);
+        parity.run(share);
+    }
+    EXPECT_TRUE(same_bytes(dw, whole)) << "the reference in parts";
+    expect_result(parity, dw, backend);
 }
 
 TEST(GroupedGemmWgradParity, LayoutsGroupsAndBases) {

@@ -79,18 +79,7 @@ TEST(Gemm, MixedPlainDtypes) {
 }
 
 TEST(Gemm, Fp8Layouts) {
-    using L = ScaleLayout;
-    const std::vector<std::pair<L, L>> layouts = {{L::vec128, L::block128},
-                                                  {L::vec128_wire, L::block128},
-                                                  {L::vec128, L::vec128},
-                                                  {L::tile128, L::tile128},
-                                                  {L::row, L::row},
-                                                  {L::tensor, L::tensor},
-                                                  {L::mx32, L::mx32},
-                                                  {L::vec128, L::tensor},
-                                                  {L::group_row, L::group_row},
-                                                  {L::mx32, L::block128}};
-    for (const auto& [la, lb] : layouts) {
+    for (const auto& [la, lb] : kDenseLayouts) {
         for (const Shape& s : kShapes) {
             SCOPED_TRACE(fmt::format("{} {} {}x{}x{}", name_of(la), name_of(lb), s.m, s.n, s.k));
             HostScaled a(DType::e4m3, {s.m, s.k}, la, 1), b(DType::e4m3, {s.n, s.k}, lb, 1);
@@ -101,21 +90,14 @@ TEST(Gemm, Fp8Layouts) {
         }
     }
     const Shape s{40, 50, 300};  // hybrid: gradients in E5M2
-    HostScaled a(DType::e5m2, {s.m, s.k}, L::vec128), b(DType::e4m3, {s.n, s.k}, L::block128);
+    HostScaled a(DType::e5m2, {s.m, s.k}, ScaleLayout::vec128),
+        b(DType::e4m3, {s.n, s.k}, ScaleLayout::block128);
     fill_operand(a, 5);
     fill_operand(b, 6);
     run_dense(a, b, op::GemmForm::nt, DType::f32, Gradient::overwrite, s);
 }
 
 // ---- grouped
-struct GroupedCase {
-    DType dtype;
-    ScaleLayout a, b;
-    op::GemmForm form;
-    DType d_dtype;
-    int64_t alignment;
-};
-
 void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
                  int64_t n, int64_t k, int64_t weights = 0) {
     SCOPED_TRACE(fmt::format("{} x {} {} align {} base {} n {} k {} weights {}", name_of(c.a), name_of(c.b),
@@ -124,8 +106,7 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
     const GroupsFixture groups(counts, c.alignment, 3);
     const int64_t G = groups.num_groups(), E = weights > 0 ? weights : G, capacity = groups.capacity();
     HostScaled a(c.dtype, {a_base + capacity + 2, k}, c.a);
-    HostScaled b = c.form == op::GemmForm::nt ? HostScaled(c.dtype, {E, n, k}, c.b)
-                                              : HostScaled(c.dtype, {E, k, n}, c.b);
+    const HostScaled b = grouped_weights(c, E, n, k);
     fill_operand(a, 11);
     fill_operand(b, 12);
     HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
@@ -156,19 +137,7 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
 }
 
 TEST(GroupedGemm, LayoutsGroupsAndBases) {
-    using L = ScaleLayout;
-    const std::vector<GroupedCase> cases = {
-        {DType::bf16, L::none, L::none, op::GemmForm::nt, DType::bf16, 1},
-        {DType::bf16, L::none, L::none, op::GemmForm::nn, DType::bf16, 16},
-        {DType::f32, L::none, L::none, op::GemmForm::nt, DType::f32, 16},
-        {DType::f32, L::none, L::none, op::GemmForm::nn, DType::f32, 1},
-        {DType::e4m3, L::vec128, L::block128, op::GemmForm::nt, DType::bf16, 128},
-        {DType::e5m2, L::vec128, L::block128, op::GemmForm::nt, DType::f32, 16},
-        {DType::e4m3, L::row, L::row, op::GemmForm::nt, DType::bf16, 16},
-        {DType::e4m3, L::tensor, L::tensor, op::GemmForm::nt, DType::bf16, 1},
-        {DType::e4m3, L::mx32, L::mx32, op::GemmForm::nt, DType::bf16, 32},
-    };
-    for (const GroupedCase& c : cases) {
+    for (const GroupedCase& c : kGroupedCases) {
         for (const auto& counts : kGroupCounts) {
             run_grouped(c, counts, 0, 0, 48, 160);
             run_grouped(c, counts, 256, 128, 48, 160);

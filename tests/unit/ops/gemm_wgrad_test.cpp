@@ -15,12 +15,6 @@
 namespace fp8flow::test {
 namespace {
 
-// Of FP8, the transposed copy; else the rows as they are.
-HostScaled operand(DType dtype, int64_t width, int64_t rows, ScaleLayout layout, int64_t groups) {
-    if (is_fp8(dtype)) return {dtype, {width, rows}, layout, groups};
-    return {dtype, {rows, width}, layout};
-}
-
 void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment,
                const std::vector<int64_t>& counts, int64_t dy_base, int64_t x_base, Gradient mode) {
     SCOPED_TRACE(fmt::format("{} {} align {} base {} {}", name_of(layout), name_of(dy_dtype), alignment,
@@ -31,8 +25,9 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
     const bool fp8 = is_fp8(x_dtype);
     const int64_t dy_rows = round_up(dy_base + groups.capacity(), 128),
                   x_rows = round_up(x_base + groups.capacity(), 128) + 128;
-    HostScaled dy = operand(dy_dtype, n, dy_rows, layout, G), x = operand(x_dtype, k, x_rows, layout, G);
-    fill_operand(dy, 21);  // pads too: what stands there must not count
+    HostScaled dy = wgrad_operand(dy_dtype, n, dy_rows, layout, G),
+               x = wgrad_operand(x_dtype, k, x_rows, layout, G);
+    fill_operand(dy, 21);  // pads too: what is there must not count
     fill_operand(x, 22);
     if (dy_base > 0) dy.set_row_base(dy_base);
     if (x_base > 0) x.set_row_base(x_base);
@@ -75,8 +70,8 @@ void run_sets(size_t sets, DType dy_dtype, DType x_dtype, ScaleLayout layout, in
     for (size_t i = 0; i < sets; ++i) {
         const GroupsFixture& g = groups.emplace_back(counts[i], alignment, 2 + static_cast<int64_t>(i));
         const int64_t rows = round_up(bases[i] + g.capacity(), 128);
-        dy.push_back(operand(dy_dtype, n, rows, layout, G));
-        x.push_back(operand(x_dtype, k, rows, layout, G));
+        dy.push_back(wgrad_operand(dy_dtype, n, rows, layout, G));
+        x.push_back(wgrad_operand(x_dtype, k, rows, layout, G));
         for (HostScaled* operand : {&dy.back(), &x.back()}) {
             fill_operand(*operand, 51 + static_cast<uint64_t>(2 * i) + (operand == &x.back() ? 1 : 0));
             if (bases[i] > 0) operand->set_row_base(bases[i]);
@@ -243,7 +238,7 @@ void run_rounded(DType dtype, ScaleLayout layout, int64_t alignment, Gradient mo
     const int64_t G = groups.num_groups(), n = 30, k = 141;
     const int64_t rows = round_up(std::max(groups.capacity(), others.capacity()), 128);
     const auto filled = [&](int64_t width, uint64_t seed) {
-        HostScaled t = operand(dtype, width, rows, layout, G);
+        HostScaled t = wgrad_operand(dtype, width, rows, layout, G);
         fill_operand(t, seed);
         return t;
     };
