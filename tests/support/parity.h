@@ -3,8 +3,7 @@
 // outputs. The device gets copies of the host tensors, poison and guard zones included, so a byte that only
 // one backend writes is noticed. Usual form:
 //     Parity p;
-//     p.run(op::QuantizeRows{.src = src, .groups = {}, .dst = dst});
-//     p.expect_same_bytes(dst, "dst");
+//     p.check(op::QuantizeRows{.src = src, .groups = {}, .dst = dst});
 #pragma once
 
 #include "kernels/hopper/hopper_ops.h"
@@ -54,6 +53,17 @@ public:
         EXPECT_TRUE(snapshot(args) == once) << "the second call gave other bits";
         call(cpu, args);
     }
+    // run(), then every byte of every tensor of the arguments is the same on both sides, also of inputs,
+    // which nothing may write.
+    template <class Args> void check(const Args& args, const Launch& launch = {}) {
+        run(args, launch);
+        compare(args, [](double, double) { return false; });
+    }
+    // The same, but a NaN only has to be a NaN on both sides: its payload is the processor's own.
+    template <class Args> void check_values(const Args& args, const Launch& launch = {}) {
+        run(args, launch);
+        compare(args, [](double a, double b) { return std::isnan(a) && std::isnan(b); });
+    }
     // The arguments with every view in device memory.
     template <class Args> Args on_gpu(Args args) {
         each_view(args, [this](auto& member) {
@@ -98,17 +108,18 @@ public:
         return static_cast<const int64_t*>(device);
     }
 
-    // What the device wrote for a host tensor; guard zones are checked.
+    // What the device wrote for a host tensor, or for a part of one; guard zones are checked.
     HostTensor from_gpu(const TensorView& host) {
-        const Copy& copy = copies_.at(host.bytes_ptr());
+        const auto& [whole, copy] = *copy_of(host);
         std::vector<uint8_t> all(static_cast<std::size_t>(copy.bytes) + 2 * kGuard);
         gpu.device().copy_out(all.data(), copy.device, all.size(), {});
         for (std::size_t i = 0; i < kGuard; ++i) {
             EXPECT_EQ(all[i], kGuardByte) << "guard zone before " << describe(host);
-            EXPECT_EQ(all[all.size() - 1 - i], kGuardByte) << "guard zone behind " << describe(host);
+            EXPECT_EQ(all[all.size() - 1 - i], kGuardByte) << "guard zone after " << describe(host);
         }
         HostTensor result(host.dtype, host.dims, host.rank);
-        std::memcpy(result.view().data, all.data() + kGuard, static_cast<std::size_t>(copy.bytes));
+        std::memcpy(result.view().data, all.data() + kGuard + (host.bytes_ptr() - whole),
+                    static_cast<std::size_t>(host.bytes()));
         return result;
     }
 
@@ -116,10 +127,6 @@ public:
     void expect_same_bytes(const TensorView& host, const std::string& what) {
         if (!host) return;
         expect_same(host, what, [](double, double) { return false; });
-    }
-    // The same, but a NaN only has to be a NaN on both sides: its payload is the processor's own.
-    void expect_same_values(const TensorView& host, const std::string& what) {
-        expect_same(host, what, [](double a, double b) { return std::isnan(a) && std::isnan(b); });
     }
     void expect_same_bytes(const ScaledTensor& host, const std::string& what) {
         expect_same_bytes(host.data, what + ".codes");
@@ -180,6 +187,20 @@ private:
             gpu.device().copy_out(all.back().data(), device_address(view), all.back().size(), {});
         });
         return all;
+    }
+    template <class Args, class Also> void compare(const Args& args, Also also) {
+        op::each_field(args, [&](const std::string& name, const auto& member) {
+            using Member = std::decay_t<decltype(member)>;
+            const auto same = [&](const TensorView& view, const char* part) {
+                if (view) expect_same(view, name + part, also);
+            };
+            if constexpr (std::is_same_v<Member, TensorView>) same(member, "");
+            if constexpr (std::is_same_v<Member, ScaledTensor>)
+                same(member.data, ".data"), same(member.scales, ".scales");
+            if constexpr (std::is_same_v<Member, RowGroups>)
+                same(member.counts, ".counts"), same(member.offsets, ".offsets");
+            if constexpr (op::HasFields<Member>) compare(member, also);
+        });
     }
     // Every element equal byte by byte, or accepted by `also(hopper, reference)`.
     template <class Also> void expect_same(const TensorView& host, const std::string& what, Also also) {

@@ -38,57 +38,61 @@ std::string describe(const Shape& s, DType dtype) {
                        s.length, s.heads, s.kv_heads, s.depth, s.values());
 }
 
+struct Inputs {
+    explicit Inputs(const Shape& s, DType dtype = DType::bf16)
+        : q(dtype, {s.tokens(), s.heads, s.depth}),
+          k(dtype, {s.tokens(), s.kv_heads, s.depth}),
+          v(dtype, {s.tokens(), s.kv_heads, s.values()}),
+          dout(dtype, {s.tokens(), s.heads, s.values()}) {
+        fill_normal(q, 1, 2.0);
+        fill_normal(k, 2, 2.0);
+        fill_normal(v, 3);
+        fill_normal(dout, 4);
+    }
+    HostTensor q, k, v, dout;
+};
+struct Outputs {
+    explicit Outputs(const Shape& s, DType dtype = DType::bf16)
+        : o(dtype, {s.tokens(), s.heads, s.values()}),
+          lse(DType::f32, {s.tokens(), s.heads}),
+          dq(dtype, {s.tokens(), s.heads, s.depth}),
+          dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
+          dv(dtype, {s.tokens(), s.kv_heads, s.values()}) {}
+    HostTensor o, lse, dq, dk, dv;
+};
+op::Attention forward_of(const Shape& s, const Inputs& in, const Outputs& out) {
+    return {.q = in.q,
+            .k = in.k,
+            .v = in.v,
+            .seq_length = s.length,
+            .scale = s.scale(),
+            .documents = {},
+            .o = out.o,
+            .lse = out.lse};
+}
+op::AttentionBackward backward_of(const Shape& s, const Inputs& in, const Outputs& out) {
+    return {.dout = in.dout,
+            .q = in.q,
+            .k = in.k,
+            .v = in.v,
+            .o = out.o,
+            .lse = out.lse,
+            .seq_length = s.length,
+            .scale = s.scale(),
+            .documents = {},
+            .dq = out.dq,
+            .dk = out.dk,
+            .dv = out.dv};
+}
+
 void run_attention(const Shape& s, DType dtype, AttentionBackend backend = AttentionBackend::native) {
     SCOPED_TRACE(describe(s, dtype));
-    HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
-        v(dtype, {s.tokens(), s.kv_heads, s.values()}), dout(dtype, {s.tokens(), s.heads, s.values()});
-    HostTensor o(dtype, {s.tokens(), s.heads, s.values()}), lse(DType::f32, {s.tokens(), s.heads});
-    HostTensor dq(dtype, {s.tokens(), s.heads, s.depth}), dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
-        dv(dtype, {s.tokens(), s.kv_heads, s.values()});
-    fill_normal(q, 1, 2.0);
-    fill_normal(k, 2, 2.0);
-    fill_normal(v, 3);
-    fill_normal(dout, 4);
-
+    const Inputs in(s, dtype);
+    const Outputs out(s, dtype);
     Parity parity;
     parity.gpu.choose_kernels({.attention = backend});
-    parity.gpu.attention({.q = parity.to_gpu(q),
-                          .k = parity.to_gpu(k),
-                          .v = parity.to_gpu(v),
-                          .seq_length = s.length,
-                          .scale = s.scale(),
-                          .o = parity.to_gpu(o.view()),
-                          .lse = parity.to_gpu(lse.view())});
-    parity.cpu.attention(
-        {.q = q, .k = k, .v = v, .seq_length = s.length, .scale = s.scale(), .o = o, .lse = lse});
-    parity.expect_same_bytes(o.view(), "o");
-    parity.expect_same_bytes(lse.view(), "lse");
-
-    parity.gpu.attention_backward({.dout = parity.to_gpu(dout),
-                                   .q = parity.to_gpu(q),
-                                   .k = parity.to_gpu(k),
-                                   .v = parity.to_gpu(v),
-                                   .o = parity.to_gpu(o),
-                                   .lse = parity.to_gpu(lse),
-                                   .seq_length = s.length,
-                                   .scale = s.scale(),
-                                   .dq = parity.to_gpu(dq.view()),
-                                   .dk = parity.to_gpu(dk.view()),
-                                   .dv = parity.to_gpu(dv.view())});
-    parity.cpu.attention_backward({.dout = dout,
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .o = o,
-                                   .lse = lse,
-                                   .seq_length = s.length,
-                                   .scale = s.scale(),
-                                   .dq = dq,
-                                   .dk = dk,
-                                   .dv = dv});
-    parity.expect_same_bytes(dq.view(), "dq");
-    parity.expect_same_bytes(dk.view(), "dk");
-    parity.expect_same_bytes(dv.view(), "dv");
+    parity.check(forward_of(s, in, out));
+    parity.check(backward_of(s, in, out));
 }
 
 TEST(AttentionParity, ForwardAndBackward) {
@@ -116,52 +120,6 @@ TEST(AttentionParity, RefusesWiderHeadsAndDocuments) {
         args.documents = parity.to_gpu(documents);
         EXPECT_THROW(parity.gpu.attention(args), Error);
     }
-}
-
-// What one run on cuDNN wrote.
-struct Outputs {
-    HostTensor o, lse, dq, dk, dv;
-};
-struct Inputs {
-    explicit Inputs(const Shape& s)
-        : q(DType::bf16, {s.tokens(), s.heads, s.depth}),
-          k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
-          v(DType::bf16, {s.tokens(), s.kv_heads, s.values()}),
-          dout(DType::bf16, {s.tokens(), s.heads, s.values()}) {
-        fill_normal(q, 1, 2.0);
-        fill_normal(k, 2, 2.0);
-        fill_normal(v, 3);
-        fill_normal(dout, 4);
-    }
-    HostTensor q, k, v, dout;
-};
-Outputs poisoned(const Shape& s) {
-    return {.o = HostTensor(DType::bf16, {s.tokens(), s.heads, s.values()}),
-            .lse = HostTensor(DType::f32, {s.tokens(), s.heads}),
-            .dq = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
-            .dk = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
-            .dv = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.values()})};
-}
-// Forward, then backward from what the forward wrote; `place` is where the backend sees a tensor.
-template <class Place> void run_both(Ops& ops, Place place, const Shape& s, Inputs& in, Outputs& out) {
-    ops.attention({.q = place(in.q),
-                   .k = place(in.k),
-                   .v = place(in.v),
-                   .seq_length = s.length,
-                   .scale = s.scale(),
-                   .o = place(out.o),
-                   .lse = place(out.lse)});
-    ops.attention_backward({.dout = place(in.dout),
-                            .q = place(in.q),
-                            .k = place(in.k),
-                            .v = place(in.v),
-                            .o = place(out.o),
-                            .lse = place(out.lse),
-                            .seq_length = s.length,
-                            .scale = s.scale(),
-                            .dq = place(out.dq),
-                            .dk = place(out.dk),
-                            .dv = place(out.dv)});
 }
 
 // Probabilities and score gradients are rounded to bf16 before the second GEMM, so the bounds are those of a
@@ -197,16 +155,17 @@ TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
     }
     for (const Shape& s : shapes) {
         SCOPED_TRACE(describe(s, DType::bf16));
-        Inputs in(s);
+        const Inputs in(s);
         ASSERT_TRUE(hopper::CudnnAttention::takes(in.q, in.k, in.v, s.length));
-        Outputs first = poisoned(s), second = poisoned(s), want = poisoned(s);
+        const Outputs first(s), second(s), want(s);
         Parity parity;
         parity.gpu.choose_kernels({.attention = AttentionBackend::cudnn});
-        const auto on_gpu = [&](const HostTensor& tensor) { return parity.to_gpu(tensor.view()); };
-        run_both(parity.gpu, on_gpu, s, in, first);
-        run_both(parity.gpu, on_gpu, s, in, second);
-        run_both(
-            parity.cpu, [](const HostTensor& tensor) { return tensor.view(); }, s, in, want);
+        for (const Outputs* out : {&first, &second}) {
+            parity.gpu.attention(parity.on_gpu(forward_of(s, in, *out)));
+            parity.gpu.attention_backward(parity.on_gpu(backward_of(s, in, *out)));
+        }
+        parity.cpu.attention(forward_of(s, in, want));
+        parity.cpu.attention_backward(backward_of(s, in, want));
 
         using Which = HostTensor Outputs::*;
         const auto check = [&](Which which, double bound, const char* what) {
@@ -241,27 +200,16 @@ TEST(AttentionOnCudnn, OtherShapesRunOnTheNativeKernel) {
 // A NaN at a later position must not reach an earlier one, inside a tile or across tiles.
 TEST(AttentionParity, NoRowReadsTheFuture) {
     const Shape s{1, 100, 2, 1, 64};
-    HostTensor q(DType::bf16, {s.tokens(), s.heads, s.depth}),
-        k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}), v(DType::bf16, {s.tokens(), s.kv_heads, s.depth});
-    HostTensor o(DType::bf16, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
-    fill_normal(q, 1);
-    fill_normal(k, 2);
-    fill_normal(v, 3);
-    const int64_t from = 50 * s.kv_heads * s.depth;
-    for (int64_t i = from; i < k.numel(); ++i) {
-        set(k, i, std::numeric_limits<double>::quiet_NaN());
-        set(v, i, std::numeric_limits<double>::quiet_NaN());
+    Inputs in(s);
+    const Outputs out(s);
+    for (int64_t i = 50 * s.kv_heads * s.depth; i < in.k.numel(); ++i) {
+        set(in.k, i, std::numeric_limits<double>::quiet_NaN());
+        set(in.v, i, std::numeric_limits<double>::quiet_NaN());
     }
     Parity parity;
-    parity.gpu.attention({.q = parity.to_gpu(q),
-                          .k = parity.to_gpu(k),
-                          .v = parity.to_gpu(v),
-                          .seq_length = s.length,
-                          .scale = s.scale(),
-                          .o = parity.to_gpu(o.view()),
-                          .lse = parity.to_gpu(lse.view())});
-    const HostTensor got = parity.from_gpu(o);
-    for (int64_t i = 0; i < o.numel(); ++i)
+    parity.gpu.attention(parity.on_gpu(forward_of(s, in, out)));
+    const HostTensor got = parity.from_gpu(out.o);
+    for (int64_t i = 0; i < got.numel(); ++i)
         ASSERT_EQ(std::isnan(got(i)), i >= 50 * s.heads * s.depth) << "element " << i;
 }
 
@@ -277,11 +225,7 @@ TEST(RopeParity, BothDirections) {
             fill_uniform(table, 1, -1.0, 1.0);
             fill_normal(x, 2);
             for (op::RopeDirection direction : {op::RopeDirection::forward, op::RopeDirection::backward}) {
-                Parity parity;
-                parity.gpu.rope(
-                    {.table = parity.to_gpu(table), .direction = direction, .x = parity.to_gpu(x.view())});
-                parity.cpu.rope({.table = table, .direction = direction, .x = x});
-                parity.expect_same_bytes(x.view(), "x");
+                Parity().check(op::Rope{.table = table, .direction = direction, .x = x});
             }
         }
     }
@@ -299,27 +243,11 @@ TEST(PackedProjectionParity, SplitAndMerge) {
             fill_normal(bias, 6);
             fill_normal(dbias, 7);
             Parity parity;
-            parity.gpu.split_qkv({.qkv = parity.to_gpu(qkv.view()),
-                                  .q = parity.to_gpu(q.view()),
-                                  .k = parity.to_gpu(k.view()),
-                                  .v = parity.to_gpu(v.view())});
-            parity.cpu.split_qkv({.qkv = qkv, .q = q, .k = k, .v = v});
-            parity.expect_same_bytes(q.view(), "q");
-            parity.expect_same_bytes(k.view(), "k");
-            parity.expect_same_bytes(v.view(), "v");
-            parity.gpu.merge_qkv({.q = parity.to_gpu(q.view()),
-                                  .k = parity.to_gpu(k.view()),
-                                  .v = parity.to_gpu(v.view()),
-                                  .qkv = parity.to_gpu(merged.view())});
-            parity.cpu.merge_qkv({.q = q, .k = k, .v = v, .qkv = merged});
-            parity.expect_same_bytes(merged.view(), "qkv");
-            Parity biased;
-            biased.run(op::SplitQkv{.qkv = qkv, .bias = bias, .q = q, .k = k, .v = v});
-            for (const HostTensor* out : {&q, &k, &v}) biased.expect_same_bytes(out->view(), "with a bias");
-            Parity summed;
-            summed.run(op::MergeQkv{
+            parity.check(op::SplitQkv{.qkv = qkv, .bias = {}, .q = q, .k = k, .v = v});
+            parity.check(op::MergeQkv{.q = q, .k = k, .v = v, .qkv = merged, .dbias = {}});
+            parity.check(op::SplitQkv{.qkv = qkv, .bias = bias, .q = q, .k = k, .v = v});
+            parity.check(op::MergeQkv{
                 .q = q, .k = k, .v = v, .dbias_mode = Gradient::accumulate, .qkv = merged, .dbias = dbias});
-            summed.expect_same_bytes(dbias.view(), "dbias");
         }
     }
 }
@@ -346,16 +274,13 @@ TEST(LatentHeadsParity, ForwardAndBackward) {
                 fill_uniform(table, 3, -1.0, 1.0);
                 fill_normal(q, 4);
                 Parity p;
-                p.run(op::LatentHeads{.kv = kv, .k_rope = k_rope, .table = table, .q = q, .k = k, .v = v},
-                      {.sm_limit = sms});
-                for (const HostTensor* out : {&q, &k, &v}) p.expect_same_bytes(out->view(), "q, k, v");
+                p.check(op::LatentHeads{.kv = kv, .k_rope = k_rope, .table = table, .q = q, .k = k, .v = v},
+                        {.sm_limit = sms});
                 Parity back;
-                back.run(
+                back.check(
                     op::LatentHeadsBackward{
                         .dk = k, .dv = v, .table = table, .dq = q, .dkv = kv, .dk_rope = k_rope},
                     {.sm_limit = sms});
-                for (const HostTensor* out : {&q, &kv, &k_rope})
-                    back.expect_same_bytes(out->view(), "dq, dkv, dk_rope");
             }
 }
 
@@ -365,11 +290,8 @@ TEST(PackedProjectionParity, SplitAndMergeWithoutValues) {
             merged(dtype, {37, 512 + 64});
         fill_normal(both, 1);
         Parity split, merge;
-        split.run(op::SplitQkv{.qkv = both, .q = latent, .k = rope});
-        split.expect_same_bytes(latent.view(), "latent");
-        split.expect_same_bytes(rope.view(), "columns that rotate");
-        merge.run(op::MergeQkv{.q = latent, .k = rope, .qkv = merged});
-        merge.expect_same_bytes(merged.view(), "both");
+        split.check(op::SplitQkv{.qkv = both, .q = latent, .k = rope});
+        merge.check(op::MergeQkv{.q = latent, .k = rope, .qkv = merged});
     }
 }
 
@@ -441,10 +363,7 @@ TEST(QkvHeadsParity, ForwardAndBackward) {
                                            .k_raw = with(t.k_raw),
                                            .q_rstd = with(t.q_rstd),
                                            .k_rstd = with(t.k_rstd)};
-                p.run(forward, {.sm_limit = s.depth == 96 ? 1 : 0});
-                for (const HostTensor* out : {&t.q, &t.k, &t.v}) p.expect_same_bytes(out->view(), "q, k, v");
-                for (const HostTensor* out : {&t.q_raw, &t.k_raw, &t.q_rstd, &t.k_rstd})
-                    if (normed) p.expect_same_bytes(out->view(), "before the norm");
+                p.check(forward, {.sm_limit = s.depth == 96 ? 1 : 0});
                 for (const auto& [mode, format] : {std::pair(Gradient::overwrite, ScaleFormat::undeclared),
                                                    std::pair(Gradient::accumulate, ScaleFormat::undeclared),
                                                    std::pair(Gradient::overwrite, ScaleFormat::pow2),

@@ -108,51 +108,5 @@ TEST(ComposedParity, GroupedGemmSwigluQuantize) {
         expect_fused_gemm({{100, 3}, 256, 384, 128}, GemmBackend::native, format, op::SaveH::no, true);
 }
 
-TEST(ComposedParity, AdamWQuantize) {
-    struct Weight {
-        int64_t experts, rows, cols;
-        L layout;
-    };
-    for (const Weight& w :
-         {Weight{1, 128, 128, L::block128}, Weight{3, 256, 384, L::block128}, Weight{2, 130, 72, L::row},
-          Weight{1, 1, 1, L::tensor}, Weight{2, 64, 96, L::mx32}})
-        for (const auto& [status_value, copies] :  // copies 1: fprop alone, 2: dgrad alone, 3: both
-             {std::pair{0, 3}, {op::kStepNonFinite, 3}, {0, 1}, {0, 2}}) {
-            SCOPED_TRACE(fmt::format("{} x {} x {} {}, status {}, copies {}", w.experts, w.rows, w.cols,
-                                     name_of(w.layout), status_value, copies));
-            const auto tensor = [&](DType dtype) { return HostTensor(dtype, {w.experts, w.rows, w.cols}); };
-            const HostTensor grad = tensor(DType::f32), master = tensor(DType::f32), m = tensor(DType::f32),
-                             v = tensor(DType::f32), copy = tensor(DType::bf16);
-            fill_normal(grad, 1, 1e-3);
-            fill_normal(master, 2, 0.02);
-            fill_normal(m, 3, 1e-4);
-            fill_uniform(v, 4, 0, 1e-6);
-            const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
-                             grad_scale = HostTensor::of<float>({0.37f}),
-                             status = HostTensor::of<int32_t>({status_value});
-            const HostScaled fprop(DType::e4m3, {w.experts, w.rows, w.cols}, w.layout),
-                dgrad(DType::e4m3, {w.experts, w.cols, w.rows}, w.layout);
-            Parity p;
-            p.run(op::AdamWQuantize{.adamw = {.grad = grad,
-                                              .schedule = schedule,
-                                              .weight_decay = 0.1f,
-                                              .grad_scale = grad_scale,
-                                              .status = status,
-                                              .master = master,
-                                              .m = m,
-                                              .v = v,
-                                              .copy = copy},
-                                    .fprop = copies & 1 ? ScaledTensor(fprop) : ScaledTensor{},
-                                    .dgrad = copies & 2 ? ScaledTensor(dgrad) : ScaledTensor{}},
-                  Launch{.sm_limit = status_value == 0 ? 1 : 0});
-            p.expect_same_bytes(master, "master");
-            p.expect_same_bytes(m, "m");
-            p.expect_same_bytes(v, "v");
-            p.expect_same_bytes(copy, "copy");
-            if (copies & 1) p.expect_same_bytes(ScaledTensor(fprop), "fprop");
-            if (copies & 2) p.expect_same_bytes(ScaledTensor(dgrad), "dgrad");
-        }
-}
-
 }  // namespace
 }  // namespace fp8flow::test

@@ -78,10 +78,8 @@ TEST(NormParity, Plain) {
             Parity p;
             const HostTensor x = normal(s, 1), gamma = gamma_of(s, form), y(s.dtype, {s.rows, s.width}),
                              rstd(DType::f32, {s.rows});
-            p.run(op::RmsNorm{.x = x, .gamma = gamma, .gamma_form = form, .y = y, .rstd = rstd},
-                  few_or_all(s));
-            p.expect_same_bytes(y, "y");
-            p.expect_same_bytes(rstd, "rstd");
+            p.check(op::RmsNorm{.x = x, .gamma = gamma, .gamma_form = form, .y = y, .rstd = rstd},
+                    few_or_all(s));
         }
 }
 
@@ -140,21 +138,16 @@ TEST(NormParity, Quantized) {
             if (o.transposed == L::tensor) transposed_view.scales = scale;
             const TensorView y_view = o.with_y ? y.view() : TensorView{},
                              amax_view = o.with_amax ? amax.view() : TensorView{};
-            p.run(op::RmsNormQuantize{.x = x,
-                                      .gamma = gamma,
-                                      .gamma_form = form,
-                                      .scale_format = o.format,
-                                      .y = y_view,
-                                      .rows = row_view,
-                                      .transposed = transposed_view,
-                                      .amax = amax_view,
-                                      .rstd = rstd},
-                  few_or_all(s));
-            p.expect_same_bytes(y_view, "y");
-            p.expect_same_bytes(row_view, "rows");
-            p.expect_same_bytes(transposed_view, "transposed");
-            p.expect_same_bytes(amax_view, "amax");
-            p.expect_same_bytes(rstd, "rstd");
+            p.check(op::RmsNormQuantize{.x = x,
+                                        .gamma = gamma,
+                                        .gamma_form = form,
+                                        .scale_format = o.format,
+                                        .y = y_view,
+                                        .rows = row_view,
+                                        .transposed = transposed_view,
+                                        .amax = amax_view,
+                                        .rstd = rstd},
+                    few_or_all(s));
         }
 }
 
@@ -171,18 +164,16 @@ TEST(NormParity, Backward) {
             fill_uniform(rstd, 6, 0.5, 1.5);
             if (mode == Gradient::accumulate) fill_normal(dgamma, 8);
             const TensorView residual_view = mode == Gradient::accumulate ? residual.view() : TensorView{};
-            p.run(op::RmsNormBackward{.dy = dy,
-                                      .x = x,
-                                      .gamma = gamma,
-                                      .rstd = rstd,
-                                      .dresidual = residual_view,
-                                      .gamma_form = form,
-                                      .dgamma_mode = mode,
-                                      .dx = dx,
-                                      .dgamma = dgamma},
-                  few_or_all(s));
-            p.expect_same_bytes(dx, "dx");
-            p.expect_same_bytes(dgamma, "dgamma");
+            p.check(op::RmsNormBackward{.dy = dy,
+                                        .x = x,
+                                        .gamma = gamma,
+                                        .rstd = rstd,
+                                        .dresidual = residual_view,
+                                        .gamma_form = form,
+                                        .dgamma_mode = mode,
+                                        .dx = dx,
+                                        .dgamma = dgamma},
+                    few_or_all(s));
         }
 }
 

@@ -25,17 +25,12 @@ TEST(OptimizerParity, NormSquared) {
         double about = 0;  // taken away first, so that the last bits of the sum show in a float
         for (int64_t i = 0; i < count; ++i) about += static_cast<double>(values[i]) * values[i];
         const HostTensor sum = HostTensor::of<float>({-static_cast<float>(about)});
-        const op::NormSquared args{.x = x, .sum = sum};
-        parity.run(args);
-        parity.expect_same_bytes(args.sum, "sum");
+        parity.check(op::NormSquared{.x = x, .sum = sum});
         // the two halves of the same
         HostTensor blocks(DType::f64, {ceil_div(count, op::kNormSquaredBlock)});
         Parity first, second;
-        first.run(op::NormSquared{.x = x, .block_sums = blocks});
-        first.expect_same_bytes(blocks, "block sums");
-        ReferenceOps().norm_squared({.x = x, .block_sums = blocks});
-        second.run(op::NormSquared{.block_sums = blocks, .sum = sum});
-        second.expect_same_bytes(sum, "sum of blocks");
+        first.check(op::NormSquared{.x = x, .block_sums = blocks});
+        second.check(op::NormSquared{.block_sums = blocks, .sum = sum});
     }
 }
 
@@ -53,8 +48,7 @@ TEST(OptimizerParity, AddSquares) {
             about += squares.as<double>()[i];
         }
         const HostTensor sum = HostTensor::of<float>({-static_cast<float>(about)});
-        parity.run(op::AddSquares{.squares = squares, .sum = sum});
-        parity.expect_same_bytes(sum, "sum");
+        parity.check(op::AddSquares{.squares = squares, .sum = sum});
     }
 }
 
@@ -70,140 +64,135 @@ TEST(OptimizerParity, NormSquaredOnOneSm) {
             HostTensor x(DType::f32, {count + skip});
             fill_normal(x, 5, 1e-3);
             const HostTensor sum = HostTensor::of<float>({0.5f});
-            const op::NormSquared args{.x = tail_of(x, skip), .sum = sum};
-            parity.run(args, Launch{.sm_limit = 1});
-            parity.expect_same_bytes(args.sum, "sum");
+            parity.check(op::NormSquared{.x = tail_of(x, skip), .sum = sum}, Launch{.sm_limit = 1});
         }
 }
 
+// Gradient, master and moments; bit 0 of `narrow`: the gradient is BF16, bit 1: m, bit 2: v.
+struct State {
+    HostTensor grad, master, m, v, copy;
+    const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
+                     grad_scale = HostTensor::of<float>({0.37f}),
+                     rounding_step = HostTensor::of<int64_t>({0x0F1E2D3C4B5A6978});
+
+    State(std::initializer_list<int64_t> shape, int narrow, DType copy_dtype = DType::bf16)
+        : grad(dtype_of_bit(narrow, 0), shape),
+          master(DType::f32, shape),
+          m(dtype_of_bit(narrow, 1), shape),
+          v(dtype_of_bit(narrow, 2), shape),
+          copy(copy_dtype, shape) {
+        fill_normal(grad, 1, 1e-3);
+        fill_normal(master, 2, 0.02);
+        fill_normal(m, 3, 1e-4);
+        fill_uniform(v, 4, 0, 1e-6);
+    }
+    // Without status and copy.
+    op::AdamW args(int64_t first_element = 0) const {
+        return {.grad = grad,
+                .schedule = schedule,
+                .weight_decay = 0.1f,
+                .grad_scale = grad_scale,
+                .status = {},
+                .master = master,
+                .m = m,
+                .v = v,
+                .m_key = 0x0123456789ABCDEFull,
+                .v_key = 77,
+                .rounding_step = rounding_step,
+                .first_element = first_element,
+                .copy = {}};
+    }
+
+private:
+    static DType dtype_of_bit(int narrow, int bit) {
+        return (narrow >> bit & 1) != 0 ? DType::bf16 : DType::f32;
+    }
+};
+
+// The step on all but the first `skip` elements. The first ones are compared too.
+void check_tail(const State& state, op::AdamW args, int64_t skip) {
+    Parity parity;
+    for (auto member :
+         {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v, &op::AdamW::copy}) {
+        if (!(args.*member)) continue;
+        parity.to_gpu(args.*member);  // the whole first, so that its tail has the same place in both
+        args.*member = tail_of(args.*member, skip);
+    }
+    parity.run(args);
+    for (const HostTensor* tensor : {&state.master, &state.m, &state.v})
+        parity.expect_same_bytes(*tensor, "master, m, v");
+    if (args.copy) parity.expect_same_bytes(state.copy, "copy");
+}
+
 TEST(OptimizerParity, AdamW) {
-    for (const int64_t count : {0, 1, 3, 127, 129, 5000, 300001}) {
-        for (const DType copy_dtype : {DType::bf16, DType::f32}) {
-            for (const int32_t status_value : {0, op::kStepNonFinite}) {
+    for (const int64_t count : {0, 1, 3, 127, 129, 5000, 300001})
+        for (const DType copy_dtype : {DType::bf16, DType::f32})
+            for (const int32_t status_value : {0, op::kStepNonFinite})
                 for (const int64_t skip : {0, 1}) {
                     SCOPED_TRACE(std::to_string(count) + " " + name_of(copy_dtype) + ", status " +
                                  std::to_string(status_value) + ", skip " + std::to_string(skip));
-                    Parity parity;
-                    HostTensor grad(DType::f32, {count + skip}), master(DType::f32, {count + skip}),
-                        m(DType::f32, {count + skip}), v(DType::f32, {count + skip}),
-                        copy(copy_dtype, {count + skip});
-                    fill_normal(grad, 1, 1e-3);
-                    fill_normal(master, 2, 0.02);
-                    fill_normal(m, 3, 1e-4);
-                    fill_uniform(v, 4, 0, 1e-6);
-                    const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
-                                     grad_scale = HostTensor::of<float>({0.37f}),
-                                     status = HostTensor::of<int32_t>({status_value});
-                    op::AdamW args{.grad = grad,
-                                   .schedule = schedule,
-                                   .weight_decay = 0.1f,
-                                   .grad_scale = grad_scale,
-                                   .status = status,
-                                   .master = master,
-                                   .m = m,
-                                   .v = v,
-                                   .copy = copy};
-                    for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v,
-                                        &op::AdamW::copy}) {
-                        parity.to_gpu(
-                            args.*member);  // the whole first, so that its tail has the same place in both
-                        args.*member = tail_of(args.*member, skip);
-                    }
-                    parity.run(args);
-                    parity.expect_same_bytes(master, "master");
-                    parity.expect_same_bytes(m, "m");
-                    parity.expect_same_bytes(v, "v");
-                    parity.expect_same_bytes(copy, "copy");
+                    const State state({count + skip}, 0, copy_dtype);
+                    const HostTensor status = HostTensor::of<int32_t>({status_value});
+                    op::AdamW args = state.args();
+                    args.status = status;
+                    args.copy = state.copy;
+                    check_tail(state, args, skip);
                 }
-            }
-        }
-    }
 }
 
 // Gradient and moments in BF16, each by itself, aligned and not; elements counted from within a row of
 // counters.
 TEST(OptimizerParity, AdamWOfBf16) {
-    const DType dtypes[] = {DType::f32, DType::bf16};
     for (const int64_t count : {1, 129, 300001})
-        for (int which = 1; which < 8; ++which)
+        for (int narrow = 1; narrow < 8; ++narrow)
             for (const auto& [skip, first] :
                  {std::pair<int64_t, int64_t>{0, 0}, {0, 8188}, {0, 5}, {1, 1 << 20}}) {
-                SCOPED_TRACE(std::to_string(count) + " dtypes " + std::to_string(which) + ", skip " +
+                SCOPED_TRACE(std::to_string(count) + " dtypes " + std::to_string(narrow) + ", skip " +
                              std::to_string(skip) + ", first " + std::to_string(first));
-                Parity parity;
-                HostTensor grad(dtypes[which & 1], {count + skip}), master(DType::f32, {count + skip}),
-                    m(dtypes[which >> 1 & 1], {count + skip}), v(dtypes[which >> 2], {count + skip});
-                fill_normal(grad, 1, 1e-3);
-                fill_normal(master, 2, 0.02);
-                fill_normal(m, 3, 1e-4);
-                fill_uniform(v, 4, 0, 1e-6);
-                const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
-                                 grad_scale = HostTensor::of<float>({0.37f}),
-                                 rounding_step = HostTensor::of<int64_t>({0x0F1E2D3C4B5A6978});
-                op::AdamW args{.grad = grad,
-                               .schedule = schedule,
-                               .weight_decay = 0.1f,
-                               .grad_scale = grad_scale,
-                               .status = {},
-                               .master = master,
-                               .m = m,
-                               .v = v,
-                               .m_key = 0x0123456789ABCDEFull,
-                               .v_key = 77,
-                               .rounding_step = rounding_step,
-                               .first_element = first,
-                               .copy = {}};
-                for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v}) {
-                    parity.to_gpu(args.*member);
-                    args.*member = tail_of(args.*member, skip);
-                }
-                parity.run(args);
-                parity.expect_same_bytes(master, "master");
-                parity.expect_same_bytes(m, "m");
-                parity.expect_same_bytes(v, "v");
+                const State state({count + skip}, narrow);
+                check_tail(state, state.args(first), skip);
             }
 }
 
 // The step with both FP8 copies: experts in whole tiles, which one kernel takes.
 TEST(OptimizerParity, AdamWQuantizeOfBf16) {
-    const DType dtypes[] = {DType::f32, DType::bf16};
-    for (int which = 0; which < 8; ++which) {
-        SCOPED_TRACE(which);
-        Parity parity;
+    for (int narrow = 0; narrow < 8; ++narrow) {
+        SCOPED_TRACE(narrow);
         constexpr int64_t kExperts = 2, kRows = 256, kCols = 384;
-        HostTensor grad(dtypes[which & 1], {kExperts, kRows, kCols}),
-            master(DType::f32, {kExperts, kRows, kCols}), m(dtypes[which >> 1 & 1], {kExperts, kRows, kCols}),
-            v(dtypes[which >> 2], {kExperts, kRows, kCols});
-        HostScaled fprop(DType::e4m3, {kExperts, kRows, kCols}, ScaleLayout::block128),
+        const State state({kExperts, kRows, kCols}, narrow);
+        const HostScaled fprop(DType::e4m3, {kExperts, kRows, kCols}, ScaleLayout::block128),
             dgrad(DType::e4m3, {kExperts, kCols, kRows}, ScaleLayout::block128);
-        fill_normal(grad, 1, 1e-3);
-        fill_normal(master, 2, 0.02);
-        fill_normal(m, 3, 1e-4);
-        fill_uniform(v, 4, 0, 1e-6);
-        const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
-                         grad_scale = HostTensor::of<float>({0.37f}),
-                         rounding_step = HostTensor::of<int64_t>({0x0F1E2D3C4B5A6978});
-        const op::AdamWQuantize args{.adamw = {.grad = grad,
-                                               .schedule = schedule,
-                                               .grad_scale = grad_scale,
-                                               .status = {},
-                                               .master = master,
-                                               .m = m,
-                                               .v = v,
-                                               .m_key = 5,
-                                               .v_key = 6,
-                                               .rounding_step = rounding_step,
-                                               .first_element = 3 * kRows * kCols,
-                                               .copy = {}},
-                                     .fprop = fprop,
-                                     .dgrad = dgrad};
-        parity.run(args);
-        parity.expect_same_bytes(master, "master");
-        parity.expect_same_bytes(m, "m");
-        parity.expect_same_bytes(v, "v");
-        parity.expect_same_bytes(fprop.data, "fprop codes");
-        parity.expect_same_bytes(dgrad.data, "dgrad codes");
+        Parity().check(
+            op::AdamWQuantize{.adamw = state.args(3 * kRows * kCols), .fprop = fprop, .dgrad = dgrad});
     }
+}
+
+// Every layout; copies 1: fprop alone, 2: dgrad alone, 3: both.
+TEST(OptimizerParity, AdamWQuantize) {
+    using L = ScaleLayout;
+    struct Weight {
+        int64_t experts, rows, cols;
+        L layout;
+    };
+    for (const Weight& w :
+         {Weight{1, 128, 128, L::block128}, Weight{3, 256, 384, L::block128}, Weight{2, 130, 72, L::row},
+          Weight{1, 1, 1, L::tensor}, Weight{2, 64, 96, L::mx32}})
+        for (const auto& [status_value, copies] :
+             {std::pair{0, 3}, {op::kStepNonFinite, 3}, {0, 1}, {0, 2}}) {
+            SCOPED_TRACE(std::to_string(w.experts) + " x " + std::to_string(w.rows) + " x " +
+                         std::to_string(w.cols) + " " + name_of(w.layout) + ", status " +
+                         std::to_string(status_value) + ", copies " + std::to_string(copies));
+            const State state({w.experts, w.rows, w.cols}, 0);
+            const HostTensor status = HostTensor::of<int32_t>({status_value});
+            const HostScaled fprop(DType::e4m3, {w.experts, w.rows, w.cols}, w.layout),
+                dgrad(DType::e4m3, {w.experts, w.cols, w.rows}, w.layout);
+            op::AdamWQuantize args{.adamw = state.args(),
+                                   .fprop = copies & 1 ? ScaledTensor(fprop) : ScaledTensor{},
+                                   .dgrad = copies & 2 ? ScaledTensor(dgrad) : ScaledTensor{}};
+            args.adamw.status = status;
+            args.adamw.copy = state.copy;
+            Parity().check(args, Launch{.sm_limit = status_value == 0 ? 1 : 0});
+        }
 }
 
 TEST(OptimizerParity, NormSquaredOfBf16) {
@@ -214,35 +203,16 @@ TEST(OptimizerParity, NormSquaredOfBf16) {
             HostTensor x(DType::bf16, {count + skip});
             fill_normal(x, 5, 1e-3);
             const HostTensor sum = HostTensor::of<float>({0.5f});
-            const op::NormSquared args{.x = tail_of(x, skip), .sum = sum};
-            parity.run(args);
-            parity.expect_same_bytes(args.sum, "sum");
+            parity.check(op::NormSquared{.x = tail_of(x, skip), .sum = sum});
         }
 }
 
 TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
-    Parity parity;
-    constexpr int64_t kCount = 4099;
-    HostTensor grad(DType::f32, {kCount}), master(DType::f32, {kCount}), m(DType::f32, {kCount}),
-        v(DType::f32, {kCount});
-    fill_normal(grad, 1);
-    fill_normal(master, 2);
-    m.zero();
-    v.zero();
-    const HostTensor schedule = HostTensor::of<float>({3e-4f, 0.1f, 0.05f}),
-                     grad_scale = HostTensor::of<float>({1.0f});
-    const op::AdamW args{.grad = grad,
-                         .schedule = schedule,
-                         .grad_scale = grad_scale,
-                         .status = {},
-                         .master = master,
-                         .m = m,
-                         .v = v,
-                         .copy = {}};
-    parity.run(args);
-    parity.expect_same_bytes(args.master, "master");
-    parity.expect_same_bytes(args.m, "m");
-    parity.expect_same_bytes(args.v, "v");
+    const State state({4099}, 0);
+    op::AdamW args = state.args();
+    args.weight_decay = 0;
+    args.rounding_step = {};
+    Parity().check(args);
 }
 
 TEST(OptimizerParity, ClipFactor) {
@@ -254,15 +224,12 @@ TEST(OptimizerParity, ClipFactor) {
                              norm_squared = HostTensor::of(std::vector<float>{squared}),
                              status = HostTensor::of(std::vector<int32_t>{0}), norm(DType::f32, {1}),
                              factor(DType::f32, {1});
-            p.run(op::ClipFactor{.norm_squared = norm_squared,
-                                 .clip = clip,
-                                 .limit = limits,
-                                 .status = status,
-                                 .norm = norm,
-                                 .factor = factor});
-            p.expect_same_bytes(status, "status");
-            p.expect_same_bytes(norm, "norm");
-            p.expect_same_bytes(factor, "factor");
+            p.check(op::ClipFactor{.norm_squared = norm_squared,
+                                   .clip = clip,
+                                   .limit = limits,
+                                   .status = status,
+                                   .norm = norm,
+                                   .factor = factor});
         }
 }
 

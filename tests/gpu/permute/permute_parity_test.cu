@@ -82,8 +82,7 @@ TEST(PermuteParity, PermutePadPlain) {
                                           .row_source = plan.row_source,
                                           .groups = plan.groups,
                                           .dst = {.data = dst, .scales = {}}};
-                parity.run(args);
-                parity.expect_same_bytes(args.dst.data, "dst");
+                parity.check(args);
             }
         }
     }
@@ -107,8 +106,7 @@ TEST(PermuteParity, PermutePadFp8) {
             if (c.row_base > 0) dst.set_row_base(c.row_base);
             const op::PermutePad args{
                 .src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst};
-            parity.run(args);
-            parity.expect_same_bytes(args.dst, "dst");
+            parity.check(args);
         }
     }
 }
@@ -165,8 +163,7 @@ TEST(PermuteParity, UnpermuteUnpad) {
                                               .num_rows = num_rows,
                                               .row_prob = with_prob ? plan.row_prob.view() : TensorView{},
                                               .dst = dst};
-                parity.run(args);
-                parity.expect_same_bytes(args.dst, "dst");
+                parity.check(args);
             }
         }
     }
@@ -235,13 +232,11 @@ TEST(PermuteParity, UnpermuteProbsBackward) {
                                             .row_source = plan.row_source,
                                             .groups = plan.groups,
                                             .drow_prob = drow_prob};
-            parity.run(args);
-            parity.expect_same_bytes(args.drow_prob, "drow_prob");
+            parity.check(args);
             args.recv_rows = plan.recv_rows;
             args.num_rows = num_rows;
             args.drow_prob = of_tokens;
-            parity.run(args, {.sm_limit = c.row_base > 0 ? 1 : 0});
-            parity.expect_same_bytes(args.drow_prob, "drow_prob from the tokens' side");
+            parity.check(args, {.sm_limit = c.row_base > 0 ? 1 : 0});
         }
     }
 }
@@ -276,15 +271,13 @@ TEST(PermuteParity, PadAndUnpadRows) {
             if (fp8) fill_uniform(src.scales, 22, 0.01, 3);
             if (c.base > 0) src.set_row_base(c.base);
             const op::PadRows pad{.src = src, .src_groups = tight, .dst_groups = padded, .dst = dst};
-            parity.run(pad);
-            parity.expect_same_bytes(pad.dst, "padded");
+            parity.check(pad);
 
             HostTensor back(dtype, {c.base + tight.capacity(), c.hidden});
             if (c.base > 0) back.set_row_base(c.base);
             const op::UnpadRows unpad{
                 .src = dst.data, .src_groups = padded, .dst_groups = tight, .dst = back};
-            parity.run(unpad);
-            parity.expect_same_bytes(unpad.dst, "unpadded");
+            parity.check(unpad);
         }
     }
 }

@@ -117,13 +117,12 @@ TEST(QuantizeParity, Rows) {
                     const Tensors t(c);
                     const HostScaled dst = t.by_rows(
                         c, f.dtype, layout, f.format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0);
-                    p.run(op::QuantizeRows{.src = t.src,
-                                           .groups = t.row_groups,
-                                           .scale_format = f.format,
-                                           .mx_rounding = f.rounding,
-                                           .dst = dst},
-                          Launch{.sm_limit = sms});
-                    p.expect_same_bytes(ScaledTensor(dst), "dst");
+                    p.check(op::QuantizeRows{.src = t.src,
+                                             .groups = t.row_groups,
+                                             .scale_format = f.format,
+                                             .mx_rounding = f.rounding,
+                                             .dst = dst},
+                            Launch{.sm_limit = sms});
                 }
             }
 }
@@ -141,16 +140,14 @@ TEST(QuantizeParity, Columns) {
                 const Tensors second(other);
                 const HostScaled dst = t.by_columns(c, f.dtype, layout),
                                  dst2 = second.by_columns(other, f.dtype, layout);
-                p.run(op::QuantizeColumns{.src = t.src,
-                                          .groups = t.row_groups,
-                                          .scale_format = f.format,
-                                          .mx_rounding = f.rounding,
-                                          .dst = dst,
-                                          .src2 = second.src,
-                                          .dst2 = dst2},
-                      launch);
-                p.expect_same_bytes(ScaledTensor(dst), "dst");
-                p.expect_same_bytes(ScaledTensor(dst2), "dst2");
+                p.check(op::QuantizeColumns{.src = t.src,
+                                            .groups = t.row_groups,
+                                            .scale_format = f.format,
+                                            .mx_rounding = f.rounding,
+                                            .dst = dst,
+                                            .src2 = second.src,
+                                            .dst2 = dst2},
+                        launch);
             }
 }
 
@@ -161,15 +158,14 @@ void expect_group_columns(const Case& c, const Formats& f) {
     Parity p;
     const Tensors t(c);
     const HostScaled dst = t.by_columns(c, f.dtype, L::group_row);
-    p.run(op::QuantizeColumns{.src = t.src,
-                              .groups = t.row_groups,
-                              .scale_format = f.format,
-                              .mx_rounding = f.rounding,
-                              .dst = dst,
-                              .src2 = {},
-                              .dst2 = {}},
-          Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
-    p.expect_same_bytes(ScaledTensor(dst), "dst");
+    p.check(op::QuantizeColumns{.src = t.src,
+                                .groups = t.row_groups,
+                                .scale_format = f.format,
+                                .mx_rounding = f.rounding,
+                                .dst = dst,
+                                .src2 = {},
+                                .dst2 = {}},
+            Launch{.sm_limit = f.dtype == DType::e5m2 ? 2 : 0});
 }
 
 // Groups of no rows, of a part of a tile and of many tiles, starting anywhere in a tile. On two SMs (e5m2)
@@ -235,15 +231,13 @@ TEST(QuantizeParity, Dual) {
                     const Tensors t(c);
                     const HostScaled rows = t.by_rows(c, f.dtype, row_layout),
                                      columns = t.by_columns(c, f.dtype, column_layout);
-                    p.run(op::QuantizeDual{.src = t.src,
-                                           .groups = t.row_groups,
-                                           .scale_format = f.format,
-                                           .mx_rounding = f.rounding,
-                                           .rows = rows,
-                                           .columns = columns},
-                          launch);
-                    p.expect_same_bytes(ScaledTensor(rows), "rows");
-                    p.expect_same_bytes(ScaledTensor(columns), "columns");
+                    p.check(op::QuantizeDual{.src = t.src,
+                                             .groups = t.row_groups,
+                                             .scale_format = f.format,
+                                             .mx_rounding = f.rounding,
+                                             .rows = rows,
+                                             .columns = columns},
+                            launch);
                 }
 }
 
@@ -256,13 +250,11 @@ TEST(QuantizeParity, Tensor) {
                 const Tensors t(c, special);
                 const HostScaled rows = t.by_rows(c, f.dtype, L::tensor),
                                  columns = t.by_columns(c, f.dtype, L::tensor);
-                p.run(op::QuantizeTensor{.src = t.src,
-                                         .groups = t.row_groups,
-                                         .scale_format = f.format,
-                                         .rows = rows,
-                                         .transposed = columns});
-                p.expect_same_bytes(ScaledTensor(rows), "rows");
-                p.expect_same_bytes(ScaledTensor(columns), "transposed");
+                p.check(op::QuantizeTensor{.src = t.src,
+                                           .groups = t.row_groups,
+                                           .scale_format = f.format,
+                                           .rows = rows,
+                                           .transposed = columns});
             }
 }
 
@@ -297,18 +289,15 @@ TEST(QuantizeParity, Weight) {
                                      dgrad = weight_copy(w, f.dtype, layout, true);
                     const ScaledTensor first = which & 1 ? ScaledTensor(fprop) : ScaledTensor{},
                                        second = which & 2 ? ScaledTensor(dgrad) : ScaledTensor{};
-                    p.run(op::QuantizeWeight{.src = src,
-                                             .scale_format = f.format,
-                                             .mx_rounding = f.rounding,
-                                             .fprop = first,
-                                             .dgrad = second},
-                          Launch{.sm_limit = f.dtype == DType::e5m2 ? 1 : 0});
-                    p.expect_same_bytes(first, "fprop");
-                    p.expect_same_bytes(second, "dgrad");
+                    p.check(op::QuantizeWeight{.src = src,
+                                               .scale_format = f.format,
+                                               .mx_rounding = f.rounding,
+                                               .fprop = first,
+                                               .dgrad = second},
+                            Launch{.sm_limit = f.dtype == DType::e5m2 ? 1 : 0});
                     if (!first) continue;
                     const HostTensor back = weight_like(w, DType::bf16, false);
-                    p.run(op::Dequantize{.src = first, .groups = {}, .dst = back});
-                    p.expect_same_bytes(back, "dequantized");
+                    p.check(op::Dequantize{.src = first, .groups = {}, .dst = back});
                 }
 }
 
@@ -330,8 +319,7 @@ TEST(QuantizeParity, Dequantize) {
                 fill_pow2(src.scales, 32, -9, 0);
                 HostTensor dst(to, src.data.view().dims, 2);
                 if (!c.counts.empty()) dst.set_row_base(c.base);
-                p.run(op::Dequantize{.src = src, .groups = t.row_groups, .dst = dst});
-                p.expect_same_bytes(dst, "dst");
+                p.check(op::Dequantize{.src = src, .groups = t.row_groups, .dst = dst});
             }
 }
 
@@ -373,8 +361,7 @@ TEST(QuantizeParity, ClipFp8) {
             const Tensors t(c, false);
             const HostScaled rows = t.by_rows(c, dtype, L::row);
             fill_normal(rows.data, 31, dtype == DType::e4m3 ? 200.0 : 20000.0);
-            p.run(op::ClipFp8{.groups = t.row_groups, .share = 0.5f, .rows = rows.data});
-            p.expect_same_bytes(rows.data, "rows");
+            p.check(op::ClipFp8{.groups = t.row_groups, .share = 0.5f, .rows = rows.data});
         }
 }
 
@@ -385,8 +372,7 @@ TEST(QuantizeParity, RelayoutScales) {
                 Parity p;
                 const HostTensor wire(dtype, {tokens, blocks}), vec128(DType::f32, {blocks, tokens});
                 fill_pow2(wire, 41, -100, 20);
-                p.run(op::RelayoutScales{.wire = wire, .vec128 = vec128});
-                p.expect_same_bytes(vec128, "vec128");
+                p.check(op::RelayoutScales{.wire = wire, .vec128 = vec128});
             }
 }
 
@@ -400,11 +386,8 @@ TEST(QuantizeParity, DelayedScaleUpdate) {
                              history =
                                  HostTensor::of(std::vector<float>{0.5f, 2.0f, 0.0f, 7.0f, 1.0f, 0.25f}),
                              scale = HostTensor::of(std::vector<float>{1.0f});
-            p.run(op::DelayedScaleUpdate{
+            p.check(op::DelayedScaleUpdate{
                 .position = position, .status = status, .amax = amax, .history = history, .scale = scale});
-            p.expect_same_bytes(amax, "amax");
-            p.expect_same_bytes(history, "history");
-            p.expect_same_bytes(scale, "scale");
         }
 }
 

@@ -46,8 +46,7 @@ TEST_P(WideRowsParity, QuantizeRows) {
         SCOPED_TRACE(name_of(layout));
         Parity p;
         const HostScaled dst = based(g, HostScaled(DType::e4m3, {g.rows, width()}, layout));
-        p.run(op::QuantizeRows{.src = src, .groups = g.groups, .dst = dst});
-        p.expect_same_bytes(ScaledTensor(dst), "dst");
+        p.check(op::QuantizeRows{.src = src, .groups = g.groups, .dst = dst});
     }
 }
 
@@ -61,11 +60,9 @@ TEST_P(WideRowsParity, QuantizeColumns) {
             const int64_t n = g.groups.num_groups();
             const HostScaled dst = based(g, HostScaled(DType::e4m3, {width(), g.rows}, layout, n)),
                              dst2 = based(g, HostScaled(DType::e4m3, {256, g.rows}, layout, n));
-            p.run(
+            p.check(
                 op::QuantizeColumns{.src = src, .groups = g.groups, .dst = dst, .src2 = other, .dst2 = dst2},
                 Launch{.sm_limit = sms});
-            p.expect_same_bytes(ScaledTensor(dst), "dst");
-            p.expect_same_bytes(ScaledTensor(dst2), "dst2");
         }
 }
 
@@ -79,9 +76,7 @@ TEST_P(WideRowsParity, QuantizeDual) {
         const HostScaled rows = based(g, HostScaled(DType::e4m3, {g.rows, width()}, row_layout)),
                          columns = based(g, HostScaled(DType::e4m3, {width(), g.rows}, column_layout,
                                                        g.groups.num_groups()));
-        p.run(op::QuantizeDual{.src = src, .groups = g.groups, .rows = rows, .columns = columns});
-        p.expect_same_bytes(ScaledTensor(rows), "rows");
-        p.expect_same_bytes(ScaledTensor(columns), "columns");
+        p.check(op::QuantizeDual{.src = src, .groups = g.groups, .rows = rows, .columns = columns});
     }
 }
 
@@ -93,13 +88,11 @@ TEST_P(WideRowsParity, Transposes) {
             const HostScaled src = scaled_rows(g, width(), dtype),
                              tiles = based(g, HostScaled(dtype, {width(), g.rows}, L::tile128)),
                              again = based(g, HostScaled(dtype, {width(), g.rows}, L::vec128));
-            p.run(op::TransposeFp8{.src = src, .groups = g.groups, .dst = tiles}, Launch{.sm_limit = sms});
-            p.expect_same_bytes(ScaledTensor(tiles), "transpose_fp8");
-            p.run(
+            p.check(op::TransposeFp8{.src = src, .groups = g.groups, .dst = tiles}, Launch{.sm_limit = sms});
+            p.check(
                 op::TransposeRequantize{
                     .src = src, .groups = g.groups, .scale_format = ScaleFormat::pow2, .dst = again},
                 Launch{.sm_limit = sms});
-            p.expect_same_bytes(ScaledTensor(again), "transpose_requantize");
         }
 }
 
@@ -113,8 +106,7 @@ TEST_P(WideRowsParity, Dequantize) {
         HostTensor dst(DType::f32, {g.rows, width()});
         dst.set_row_base(g.base);
         p.run(op::QuantizeRows{.src = src, .groups = g.groups, .dst = rows});
-        p.run(op::Dequantize{.src = rows, .groups = g.groups, .dst = dst});
-        p.expect_same_bytes(dst, "dst");
+        p.check(op::Dequantize{.src = rows, .groups = g.groups, .dst = dst});
     }
     for (const L layout : {L::tile128, L::group_row}) {
         SCOPED_TRACE(name_of(layout));
@@ -129,8 +121,7 @@ TEST_P(WideRowsParity, Dequantize) {
         else
             p.run(
                 op::QuantizeColumns{.src = src, .groups = g.groups, .dst = columns, .src2 = {}, .dst2 = {}});
-        p.run(op::Dequantize{.src = columns, .groups = g.groups, .dst = dst});
-        p.expect_same_bytes(dst, "dst");
+        p.check(op::Dequantize{.src = columns, .groups = g.groups, .dst = dst});
     }
 }
 
@@ -145,11 +136,9 @@ TEST_P(WideRowsParity, WireScalesAndPermute) {
     dst.set_row_base(base);
     fill(src.data, [&](int64_t i) { return fp8_to_float(code_of(i / hidden, i % hidden), DType::e4m3); });
     fill(src.scales, [&](int64_t i) { return std::ldexp(1.0, exponent_of(i / blocks, i % blocks)); });
-    p.run(op::PermutePad{.src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst});
-    p.expect_same_bytes(ScaledTensor(dst), "permuted");
+    p.check(op::PermutePad{.src = src, .row_source = plan.row_source, .groups = plan.groups, .dst = dst});
     const HostTensor out(DType::f32, {blocks, sources});
-    p.run(op::RelayoutScales{.wire = src.scales, .vec128 = out});
-    p.expect_same_bytes(out, "relayout");
+    p.check(op::RelayoutScales{.wire = src.scales, .vec128 = out});
 }
 
 TEST_P(WideRowsParity, Swiglu) {
@@ -163,12 +152,9 @@ TEST_P(WideRowsParity, Swiglu) {
     dprob.set_row_base(g.base);
     const HostScaled a = based(g, HostScaled(DType::e4m3, {g.rows, f}, L::vec128)),
                      dh = based(g, HostScaled(DType::e4m3, {g.rows, 2 * f}, L::vec128));
-    p.run(op::SwigluQuantize{.h = h, .prob = prob, .groups = g.groups, .a = a});
-    p.expect_same_bytes(ScaledTensor(a), "a");
-    p.run(op::SwigluBackwardQuantize{
+    p.check(op::SwigluQuantize{.h = h, .prob = prob, .groups = g.groups, .a = a});
+    p.check(op::SwigluBackwardQuantize{
         .da = da, .h = h, .prob = prob, .groups = g.groups, .dh = dh, .dprob = dprob});
-    p.expect_same_bytes(ScaledTensor(dh), "dh");
-    p.expect_same_bytes(dprob, "dprob");
 }
 
 TEST_P(WideRowsParity, NormWithFp8Outputs) {
@@ -182,10 +168,8 @@ TEST_P(WideRowsParity, NormWithFp8Outputs) {
         fill(gamma, [](int64_t c) { return std::ldexp(1.0, exponent_of(0, c / kBlock)); });
         const HostScaled rows(DType::e4m3, {kTokens, width()}, layout),
             tiles(DType::e4m3, {width(), 256}, L::tile128);
-        p.run(op::RmsNormQuantize{
+        p.check(op::RmsNormQuantize{
             .x = x, .gamma = gamma, .y = y, .rows = rows, .transposed = tiles, .amax = {}, .rstd = rstd});
-        p.expect_same_bytes(ScaledTensor(rows), "rows");
-        p.expect_same_bytes(ScaledTensor(tiles), "tiles");
     }
 }
 
@@ -203,9 +187,7 @@ TEST_P(WideRowsParity, Weights) {
             });
             const HostScaled fprop(DType::e4m3, {kExperts, n, k}, layout),
                 dgrad(DType::e4m3, {kExperts, k, n}, layout);
-            p.run(op::QuantizeWeight{.src = src, .fprop = fprop, .dgrad = dgrad});
-            p.expect_same_bytes(ScaledTensor(fprop), "fprop");
-            p.expect_same_bytes(ScaledTensor(dgrad), "dgrad");
+            p.check(op::QuantizeWeight{.src = src, .fprop = fprop, .dgrad = dgrad});
         }
 }
 
@@ -223,8 +205,7 @@ TEST_P(WideRowsParity, Products) {
     fill(b.scales, [&](int64_t i) { return std::ldexp(1.0, static_cast<int>(i % 5)); });
     HostTensor d(DType::f32, {g.rows, n});
     d.set_row_base(g.base);
-    p.run(op::GroupedGemm{.a = a, .b = b, .groups = g.groups, .d = d});
-    p.expect_same_bytes(d, "d");
+    p.check(op::GroupedGemm{.a = a, .b = b, .groups = g.groups, .d = d});
 
     const HostScaled dy = based(g, HostScaled(DType::e4m3, {k, g.rows}, L::tile128)),
                      x = based(g, HostScaled(DType::e4m3, {n, g.rows}, L::tile128));
@@ -237,8 +218,7 @@ TEST_P(WideRowsParity, Products) {
         fill(t->scales, [](int64_t i) { return std::ldexp(1.0, static_cast<int>(i * 3 % 7)); });
     }
     HostTensor dw(DType::f32, {experts, k, n});
-    p.run(op::GroupedGemmWgrad{.dy = dy, .x = x, .groups = g.groups, .dw = dw});
-    p.expect_same_bytes(dw, "dw");
+    p.check(op::GroupedGemmWgrad{.dy = dy, .x = x, .groups = g.groups, .dw = dw});
 }
 
 INSTANTIATE_TEST_SUITE_P(Widths, WideRowsParity, testing::ValuesIn(kWideRows),

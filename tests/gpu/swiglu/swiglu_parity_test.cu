@@ -104,13 +104,10 @@ void compare_plain(const Case& c, const op::GluForm& form = {}, const Launch& la
     Tensors::based(dprob, c);
     const TensorView prob = t.prob_of(c);
     const op::Swiglu forward{.h = t.h, .prob = prob, .groups = t.row_groups, .form = form, .a = a};
-    p.run(forward, launch);
-    p.expect_same_bytes(a, "a");
+    p.check(forward, launch);
     const op::SwigluBackward backward{
         .da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .form = form, .dh = dh, .dprob = dprob};
-    p.run(backward, launch);
-    p.expect_same_bytes(dh, "dh");
-    p.expect_same_bytes(dprob, "dprob");
+    p.check(backward, launch);
 }
 
 TEST(SwigluParity, Plain) {
@@ -141,12 +138,9 @@ TEST(SwigluParity, EveryGate) {
     fill_normal(da, 2, 0.01);
     fill_uniform(prob, 3, 0.0, 1.0);
     for (const op::GluForm& form : kForms) {
-        p.run(op::Swiglu{.h = h, .prob = prob, .groups = {}, .form = form, .a = a});
-        p.expect_same_values(a, "a");
-        p.run(op::SwigluBackward{
+        p.check_values(op::Swiglu{.h = h, .prob = prob, .groups = {}, .form = form, .a = a});
+        p.check_values(op::SwigluBackward{
             .da = da, .h = h, .prob = prob, .groups = {}, .form = form, .dh = dh, .dprob = dprob});
-        p.expect_same_values(dh, "dh");
-        p.expect_same_values(dprob, "dprob");
     }
 }
 
@@ -167,25 +161,22 @@ TEST(SwigluParity, Quantized) {
                 Tensors::based(dprob, c);
                 const TensorView prob = t.prob_of(c);
                 const TensorView dprob_or_absent = format == ScaleFormat::pow2 ? dprob.view() : TensorView{};
-                p.run(op::SwigluQuantize{.h = t.h,
-                                         .prob = prob,
-                                         .groups = t.row_groups,
-                                         .form = form,
-                                         .scale_format = format,
-                                         .a = a},
-                      launch);
-                p.expect_same_bytes(ScaledTensor(a), "a");
-                p.run(op::SwigluBackwardQuantize{.da = t.da,
-                                                 .h = t.h,
-                                                 .prob = prob,
-                                                 .groups = t.row_groups,
-                                                 .form = form,
-                                                 .scale_format = format,
-                                                 .dh = dh,
-                                                 .dprob = dprob_or_absent},
-                      launch);
-                p.expect_same_bytes(ScaledTensor(dh), "dh");
-                p.expect_same_bytes(dprob_or_absent, "dprob");
+                p.check(op::SwigluQuantize{.h = t.h,
+                                           .prob = prob,
+                                           .groups = t.row_groups,
+                                           .form = form,
+                                           .scale_format = format,
+                                           .a = a},
+                        launch);
+                p.check(op::SwigluBackwardQuantize{.da = t.da,
+                                                   .h = t.h,
+                                                   .prob = prob,
+                                                   .groups = t.row_groups,
+                                                   .form = form,
+                                                   .scale_format = format,
+                                                   .dh = dh,
+                                                   .dprob = dprob_or_absent},
+                        launch);
             }
 }
 
