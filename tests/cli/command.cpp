@@ -207,7 +207,7 @@ std::vector<int64_t> events_of(const std::string& folder, const std::string& tag
             uint64_t length = 0, step = 0;
             std::memcpy(&length, bytes.data() + at, sizeof length);
             const std::string event = bytes.substr(at + 12, length);
-            size_t digit = 10;  // behind the time and the key of the step
+            size_t digit = 10;  // after the time and the key of the step
             for (int shift = 0;; shift += 7) {
                 const auto byte = static_cast<uint8_t>(event.at(digit++));
                 step |= static_cast<uint64_t>(byte & 0x7F) << shift;

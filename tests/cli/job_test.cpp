@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A job of several ranks ends as one: one report, the exit status of its class, within seconds, nobody left
-// behind. And how a process starts: OpenMP's threads wait without spinning unless the user chose otherwise,
+// A job of several ranks ends as one: one report, the exit status of its class, within seconds, no process
+// left. And how a process starts: OpenMP's threads wait without spinning unless the user chose otherwise,
 // and the program that has started itself again for that is the one that was started.
 #include "tests/cli/command.h"
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Libraries of --plugin. Kernels for bench: the example's is found equal and timed; wrong results are told;
-// the rows stand in JSON, CSV and Markdown. Recipes: docs/usage/new_recipe.md as a reader follows it, its
-// commands in their order, in a folder as a clone has it. What cannot be loaded is refused with the reason.
+// Libraries of --plugin. Kernels for bench: the example's is found equal and timed; wrong results are
+// reported; the rows stand in JSON, CSV and Markdown. Recipes: docs/usage/new_recipe.md as a reader follows
+// it, its commands in their order, in a folder as a clone has it. What cannot be loaded is refused with the
+// reason.
 #include "tests/cli/command.h"
 
 #include <gtest/gtest.h>
@@ -44,12 +45,12 @@ TEST(BenchPlugin, ExampleIsEqualAndTimed) {
 }
 
 TEST(BenchPlugin, DescribeNamesWhatAPluginGets) {
-    const CommandResult told =
+    const CommandResult reported =
         succeeded(bench({"swiglu_quantize", "--describe", "--shape", "M=256,G=2,F=128,rows=balanced"}));
     for (const char* line :
          {"h +bf16 +\\[256, 256\\]", "a +e4m3 +\\[256, 128\\]", "a.scales +f32 +\\[1, 256\\] +vec128",
           "groups.counts +i64 +\\[2\\]", "other arguments: groups.num_groups 2"})
-        EXPECT_TRUE(std::regex_search(told.out, std::regex(line))) << line << '\n' << told.out;
+        EXPECT_TRUE(std::regex_search(reported.out, std::regex(line))) << line << '\n' << reported.out;
     expect_contains(failure(2, bench({"swiglu_quantize", "--describe", "--shape", "fused=no"})),
                     "several calls or an exchange");
 }

@@ -235,7 +235,7 @@ TEST(Profile, RefusesWhatItCannotMeasure) {
                     "did you mean 'fp8_flow'");
 }
 
-// Every schedule is an arm; and two results, here one and itself, stand beside each other without a run.
+// Every schedule is an arm; and two results, here one and itself, are compared without a run.
 TEST(Profile, SchedulesAndComparison) {
     TemporaryFolder folder;
     const std::string out = folder.path("out"), file = out + "/profile.json";

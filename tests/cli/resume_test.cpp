@@ -91,7 +91,8 @@ TEST(Resume, WhatItSays) {
     EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000006/manifest.json"));
     const std::string log = read_whole(out + "/train.log");
 
-    // Begun anew with the checkpoints of another run: nothing of that run is touched, nothing is left.
+    // Started from scratch with the checkpoints of another run: nothing of that run is touched, nothing is
+    // left.
     const Texts into_it = train(folder.path("new"), 1, {}, {"checkpoint.save=" + out + "/checkpoints"});
     expect_contains(failure(ExitCode::checkpoint, fp8flow_alone(into_it)),
                     "holds 2 checkpoints of an earlier run, up to iteration 6");

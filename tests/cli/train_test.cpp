@@ -120,7 +120,7 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
                       reserved = memory.at("saved for backward, reserved");
         EXPECT_GT(used, 100000);
         EXPECT_LT(used, reserved);
-        // the rows that arrived, not those that there is room for
+        // the rows that arrived, not those that the buffer holds
         EXPECT_LT(used, memory.at("saved for backward, sum").get<int64_t>());
         const std::vector<double> losses = losses_of(out);
         EXPECT_LT(losses.back(), losses.front() - 0.5);

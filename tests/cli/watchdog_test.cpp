@@ -25,10 +25,10 @@ std::set<std::string> shared_files() {
         if (entry.path().filename().string().starts_with("fp8flow-")) names.insert(entry.path());
     return names;
 }
-// Of jobs before these, all of whose ranks were killed in their first second, perhaps.
+// Perhaps of earlier jobs that were killed in their first second.
 const std::set<std::string> kLeftBefore = shared_files();
 
-// Those of jobs beside these go with their jobs.
+// Those of other jobs that run now are removed by their jobs.
 void expect_nothing_left() {
     std::set<std::string> left = shared_files();
     for (const std::string& name : kLeftBefore) left.erase(name);

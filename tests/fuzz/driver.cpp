@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Runs a fuzz target without libFuzzer: every seed, then mutations of them, the same ones every time. An
-// input that ends the process is left behind as crash.bin.  Usage: TARGET [-runs=N] [-seed=S]
+// input that ends the process is written to crash.bin.  Usage: TARGET [-runs=N] [-seed=S]
 // [-max_len=BYTES] SEEDS...   (files and folders; libFuzzer knows these options too)
 #include <sanitizer/common_interface_defs.h>
 
@@ -36,7 +36,7 @@ void leave_input_behind() {
     }
 }
 
-// Seconds taken. The bytes stand in a buffer of exactly their size, so that a look behind them is noticed.
+// Seconds taken. The bytes are in a buffer of exactly their size, so that a read past them is noticed.
 double run(const Input& input) {
     running = &input;
     const auto buffer = std::make_unique<uint8_t[]>(input.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The manifest of checkpoints: the bytes as they are, and behind a checksum that fits them, which no accident
+// The manifest of checkpoints: the bytes as they are, and after a checksum that fits them, which no accident
 // would have. What is accepted must be written again as it was read.
 #include "tests/fuzz/fuzz.h"
 

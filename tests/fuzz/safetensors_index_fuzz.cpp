@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Any text as an index of safetensors files: refused with an error about data, or every file that it names is
-// a plain one beside it.
+// a plain one next to it.
 #include "model/safetensors/tensor_set.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -54,7 +54,7 @@ public:
     const std::vector<Row>& rows() const { return rows_; }
     const Hashes* find(const Case& c) const;
     void put(const Case& c, const Hashes& hashes);
-    // Without rows whose case is in all_cases() no more.
+    // Without rows of cases that all_cases() no longer has.
     void drop_unknown();
 
 private:

@@ -38,7 +38,7 @@ void print_how_to_write(const std::string& problem, int ranks) {
         problem.c_str(), ranks);
 }
 
-// Every training over NCCL starts it anew. NCCL 2.28 passes each handle of cuMem memory to the other process
+// Every training over NCCL starts it again. NCCL 2.28 passes each handle of cuMem memory to the other process
 // by a message of its own: a training takes 2.1 s on four ranks, 9 to 15 on eight. With handles of CUDA IPC
 // it takes 0.6 s on four.
 BackendChoice gpu_of(ProcessGroup& world) {
@@ -157,7 +157,7 @@ TEST(Golden, HostsChangeNoBit) {
                 .recipe = recipe, .expert_ranks = expert_ranks, .ranks = world->size(), .micro_batches = 2};
             const golden::Hashes one_host = run(c, *world, backend);
             c.hosts = 2;
-            for (const char* variant : {"standard", "graph", "divided_beside"}) {
+            for (const char* variant : {"standard", "graph", "divided_overlapped"}) {
                 c.variant = variant;
                 std::string note;
                 EXPECT_EQ(golden::difference(run(c, *world, backend, &note), one_host), "") << c.name();
@@ -250,7 +250,7 @@ TEST(Golden, RecomputeChangesNoBit) {
     }
 }
 
-// Nor does what moe_expert keeps of the received rows, in both combine orders, beside every schedule, with
+// Nor does what moe_expert keeps of the received rows, in both combine orders, with every schedule, with
 // redone steps, in graphs and on both exchanges.
 TEST(Golden, SavedRowsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
@@ -270,7 +270,7 @@ TEST(Golden, SavedRowsChangeNoBit) {
                 for (const std::string rows : {"received", "no_rows"}) {
                     std::vector<std::string> variants = {rows + order};
                     if (order.empty())
-                        for (const char* with : {"_tight_rows", "_beside", "_in_turns", "_graph"})
+                        for (const char* with : {"_tight_rows", "_overlapped", "_interleaved", "_graph"})
                             variants.push_back(rows + with);
                     for (const std::string& variant : variants) {
                         c.variant = variant;
@@ -303,24 +303,25 @@ TEST(Golden, SchedulesChangeNoBit) {
                        .expert_ranks = (world->size() + 1) / 2,
                        .ranks = world->size(),
                        .micro_batches = 2};
-        for (const char* variant : {"shared_expert_beside", "wgrad_beside", "beside", "in_turns"})
+        for (const char* variant :
+             {"shared_expert_overlapped", "wgrad_overlapped", "overlapped", "interleaved"})
             compare(c, "standard", variant);
         for (const char* recompute : {"shared_experts", "moe_expert", "moe", "full"}) {
             c.recompute = recompute;
-            for (const char* variant : {"beside", "in_turns"}) compare(c, "standard", variant);
+            for (const char* variant : {"overlapped", "interleaved"}) compare(c, "standard", variant);
         }
     }
     golden::Case c{
         .recipe = "fp8_flow", .expert_ranks = world->size(), .ranks = world->size(), .micro_batches = 2};
-    compare(c, "delayed_wgrad", "beside_delayed_wgrad");
-    compare(c, "standard", "in_turns");
+    compare(c, "delayed_wgrad", "overlapped_delayed_wgrad");
+    compare(c, "standard", "interleaved");
     if (world->size() == 1 || !has_own_gpu(*world)) return;
     c.dispatcher = "alltoall";
-    for (const char* variant : {"beside", "in_turns"}) compare(c, "standard", variant);
+    for (const char* variant : {"overlapped", "interleaved"}) compare(c, "standard", variant);
 }
 
-// State divided over the ranks changes no bit: experts replicated or not, the wire beside the layers and in
-// graphs. Repeated, since what could go wrong is a race.
+// State divided over the ranks changes no bit: experts replicated or not, the wire in parallel with the
+// layers and in graphs. Repeated, since what could go wrong is a race.
 void expect_divided_state_changes_no_bit(ProcessGroup& world, const std::string& dispatcher,
                                          std::span<const char* const> recipes, int repeats) {
     const BackendChoice backend = gpu_of(world);
@@ -340,7 +341,7 @@ void expect_divided_state_changes_no_bit(ProcessGroup& world, const std::string&
         c.dispatcher = dispatcher;
         for (const char* recipe : recipes) {
             c.recipe = recipe;
-            compare(c, "standard", {"divided", "divided_beside", "divided_in_turns"});
+            compare(c, "standard", {"divided", "divided_overlapped", "divided_interleaved"});
         }
         c.recipe = "fp8_flow";
         compare(c, "invariant", {"divided_invariant"});
@@ -362,7 +363,7 @@ TEST(Golden, DividedStateOverMessagesChangesNoBit) {
     expect_divided_state_changes_no_bit(*world, "alltoall", kBf16AndFlow, 1);
 }
 
-// A step that is captured in a graph changes no bit either: every recipe, beside every schedule, with redone
+// A step that is captured in a graph changes no bit either: every recipe, every schedule, with redone
 // steps, and 200 steps of the flow (50, and recipes_for alone, where ranks share GPUs).
 TEST(Golden, GraphsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
@@ -378,7 +379,7 @@ TEST(Golden, GraphsChangeNoBit) {
     golden::Case c{.expert_ranks = (world->size() + 1) / 2, .ranks = world->size(), .micro_batches = 2};
     for (const char* recipe : recipes_for(*world)) {
         c.recipe = recipe;
-        for (const char* variant : {"graph", "graph_beside", "graph_in_turns"})
+        for (const char* variant : {"graph", "graph_overlapped", "graph_interleaved"})
             compare(c, "standard", variant, 12);
     }
     c.recipe = "fp8_flow";
@@ -386,7 +387,7 @@ TEST(Golden, GraphsChangeNoBit) {
     compare(c, "tight_rows", "graph_tight_rows", 12);
     for (const char* recompute : {"moe_expert", "full"}) {
         c.recompute = recompute;
-        compare(c, "standard", "graph_beside", 12);
+        compare(c, "standard", "graph_overlapped", 12);
     }
     c.recompute = "none";
     c.expert_ranks = world->size();
@@ -397,7 +398,7 @@ TEST(Golden, GraphsChangeNoBit) {
         c.recipe = recipe;
         compare(c, "standard", "graph", 12);
     }
-    for (const char* variant : {"graph_beside", "graph_in_turns"}) compare(c, "standard", variant, 12);
+    for (const char* variant : {"graph_overlapped", "graph_interleaved"}) compare(c, "standard", variant, 12);
     compare(c, "invariant", "graph_invariant", 12);
     compare(c, "merging_weights_invariant", "graph_merging_weights_invariant", 12);
 }
@@ -408,7 +409,7 @@ __global__ void hold_kernel(uint64_t nanoseconds) {
 }
 
 // Kernels that hold some SMs, or all, for some time, at random; the ranks of a job draw differently. What
-// runs beside them, on whichever stream, is late by as much.
+// runs in parallel, on whichever stream, is late by as much.
 class Disturbance {
 public:
     explicit Disturbance(uint64_t seed) : device_(current_device()), thread_([this, seed] { run(seed); }) {}
@@ -463,7 +464,7 @@ TEST(Golden, NoDelayChangesABit) {
     const golden::Hashes wanted_short = run(c, *world, backend);
     const Disturbance disturbance(static_cast<uint64_t>(world->rank()) + 1);
     for (const char* recipe : kFp8AndBf16)
-        for (const char* variant : {"standard", "beside", "in_turns"}) {
+        for (const char* variant : {"standard", "overlapped", "interleaved"}) {
             c.recipe = recipe;
             c.variant = variant;
             EXPECT_EQ(golden::difference(run(c, *world, backend, nullptr, kLongRun), wanted[recipe]), "")
@@ -471,7 +472,7 @@ TEST(Golden, NoDelayChangesABit) {
         }
     c.recipe = "fp8_flow";
     for (int i = 0; i < kShortRuns; ++i) {
-        c.variant = i % 2 == 0 ? "beside" : "in_turns";
+        c.variant = i % 2 == 0 ? "overlapped" : "interleaved";
         EXPECT_EQ(golden::difference(run(c, *world, backend), wanted_short), "")
             << c.name() << ", repeat " << i;
     }

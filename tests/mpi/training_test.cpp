@@ -39,7 +39,7 @@ protected:
         test::expect_same_bits(mine.state, threads.state);
     }
 
-    // State divided over the ranks, the wire beside the layers or not, against whole state.
+    // State divided over the ranks, the wire in parallel with the layers or not, against whole state.
     void compare_divided(Recipe recipe, int64_t expert_ranks, std::vector<std::string> keys) {
         SCOPED_TRACE(fmt::format("{}, {} share the experts", recipe_name(recipe), expert_ranks));
         keys.push_back(fmt::format("parallel.expert_model_parallel_size={}", expert_ranks));

@@ -185,7 +185,7 @@ struct SharesCase {
 };
 
 // Slices of `unit` elements, alternating over the ranks, `gap` elements between them, as many as fit.
-inline Shards in_turns(int64_t numel, int64_t ranks, int64_t unit, int64_t gap) {
+inline Shards interleaved(int64_t numel, int64_t ranks, int64_t unit, int64_t gap) {
     Shards shards(static_cast<std::size_t>(ranks));
     int64_t rank = 0;
     for (int64_t first = gap; first < numel; first += unit + gap, rank = (rank + 1) % ranks)
@@ -204,13 +204,13 @@ inline std::vector<SharesCase> shares_cases(int64_t ranks, int64_t large) {
     add("nothing", 5, nothing);
     add("empty slices", 9, empty);
     add("all of the last rank", 1000, last);
-    add("one element", 1, in_turns(1, ranks, 1, 0));
-    add("odd slices with gaps", 1001, in_turns(1001, ranks, 13, 5));
-    add("many slices", 4096, in_turns(4096, ranks, 3, 1));
-    add("equal parts", 64 * ranks * 5, in_turns(64 * ranks * 5, ranks, 64 * 5, 0));
+    add("one element", 1, interleaved(1, ranks, 1, 0));
+    add("odd slices with gaps", 1001, interleaved(1001, ranks, 13, 5));
+    add("many slices", 4096, interleaved(4096, ranks, 3, 1));
+    add("equal parts", 64 * ranks * 5, interleaved(64 * ranks * 5, ranks, 64 * 5, 0));
     // several rounds of every exchange, the last rank's share the shortest
-    add("large", large, in_turns(large, ranks, ceil_div(large, ranks), 0));
-    add("large in turns", large, in_turns(large, ranks, 8192, 64));
+    add("large", large, interleaved(large, ranks, ceil_div(large, ranks), 0));
+    add("large, interleaved", large, interleaved(large, ranks, 8192, 64));
     return cases;
 }
 

@@ -50,10 +50,10 @@ inline void set(const TensorView& view, int64_t i, double value) {  // one round
 }
 
 // ---- an owning tensor
-constexpr int64_t kGuard = 256;  // bytes before and behind it
+constexpr int64_t kGuard = 256;  // bytes before and after it
 constexpr uint8_t kGuardByte = 0xA5;
 
-// Fails the test if anything wrote before or behind the tensor.
+// Fails the test if anything wrote before or after the tensor.
 struct CheckGuards {
     const uint8_t* tensor = nullptr;
     int64_t bytes = 0;
@@ -62,7 +62,7 @@ struct CheckGuards {
             return std::count(guard, guard + kGuard, kGuardByte) == kGuard;
         };
         EXPECT_TRUE(intact(tensor - kGuard)) << "written before a tensor of " << bytes << " bytes";
-        EXPECT_TRUE(intact(tensor + bytes)) << "written behind a tensor of " << bytes << " bytes";
+        EXPECT_TRUE(intact(tensor + bytes)) << "written past a tensor of " << bytes << " bytes";
         delete[] buffer;
     }
 };

@@ -169,7 +169,7 @@ TEST(StepOverflow, SkewedRoutingGrowsTheCapacityAndLosesNothing) {
     expect_same(tight, ample);
 }
 
-// More room is other memory: the graphs are captured anew.
+// Larger buffers are other memory: the graphs are captured again.
 TEST(StepOverflow, GraphsAreCapturedAgain) {
     std::vector<std::string> keys = {"model.seq_length=128",
                                      "training.micro_batch_size=8",

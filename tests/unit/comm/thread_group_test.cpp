@@ -90,12 +90,12 @@ TEST(ThreadGroup, ARankThatNeverComesIsNamedWithinTheDeadline) {
         expect_contains(message, "barrier");
         expect_contains(message, "no answer from rank 2");
     }
-    // The job is over: the late rank is told at once.
+    // The job is over: the late rank is notified at once.
     EXPECT_LT(seconds_of([&] { error_of(ExitCode::peer, [&] { groups[2]->barrier(); }); }), 0.2);
 }
 
 TEST(ThreadGroup, AFailingRankEndsTheWaitsOfAllAtOnce) {
-    std::atomic<int> told = 0;
+    std::atomic<int> notified = 0;
     const double seconds = seconds_of([&] {
         const std::string message = error_of(ExitCode::numeric, [&] {
             run_thread_ranks(4, 60, [&](ProcessGroup& group) {
@@ -106,7 +106,7 @@ TEST(ThreadGroup, AFailingRankEndsTheWaitsOfAllAtOnce) {
                     if (group.rank() == 0) pair->barrier();  // in the failing rank's pair
                     group.barrier();                         // the others wait in the whole group
                 } catch (const Error& error) {
-                    ++told;
+                    ++notified;
                     expect_contains(error.what(), "planted");
                     throw;
                 }
@@ -114,7 +114,7 @@ TEST(ThreadGroup, AFailingRankEndsTheWaitsOfAllAtOnce) {
         });
         EXPECT_EQ(message, "planted");
     });
-    EXPECT_EQ(told, 3);
+    EXPECT_EQ(notified, 3);
     EXPECT_LT(seconds, 5.0);
 }
 

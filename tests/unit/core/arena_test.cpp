@@ -85,7 +85,7 @@ TEST(Arena, GrowsByChunksAndFreesThem) {
         bytes_of_arena(arena, 40 * kMiB);
         bytes_of_arena(arena, 20 * kMiB);
         EXPECT_EQ(arena.num_growths(), 1);
-        bytes_of_arena(arena, 20 * kMiB);  // does not fit behind 60 MiB of 64
+        bytes_of_arena(arena, 20 * kMiB);  // does not fit after 60 MiB of 64
         EXPECT_EQ(arena.num_growths(), 2);
         const TensorView large = bytes_of_arena(arena, 100 * kMiB);  // larger than a chunk
         EXPECT_EQ(arena.num_growths(), 3);
@@ -170,7 +170,7 @@ TEST(Arena, RewindAcrossChunksReusesTheSamePlace) {
     arena.rewind(mark);
     EXPECT_EQ(arena.bytes_in_use(), 60 * kMiB);
     EXPECT_EQ(arena.by_category(), (std::map<std::string, int64_t>{{"kept", 60 * kMiB}}));
-    EXPECT_EQ(bytes_of_arena(arena, kMiB).data, small.data);  // behind `kept`, in the first chunk
+    EXPECT_EQ(bytes_of_arena(arena, kMiB).data, small.data);  // after `kept`, in the first chunk
     EXPECT_LE(kept.bytes_ptr() + kept.bytes(), small.bytes_ptr());
     arena.rewind(mark);
     arena.rewind(mark);  // twice is harmless

@@ -15,7 +15,7 @@ LICENCE = "// SPDX-License-Identifier: MIT\n"
 OURS = ("kernels/", "layers/", "model/", "bindings/", "tests/")
 HOPPER = "kernels/hopper"
 
-# What a folder may include besides its own files and the lower layers: folders, or single files. A folder that is not listed belongs to the
+# What a folder may include in addition to its own files and the lower layers: folders, or single files. A folder that is not listed belongs to the
 # one around it (gemm/sm90 to gemm); kernels/hopper itself has only its own files.
 FAMILY = "device runtime factory.h hopper_ops.h workspace.h"
 HOPPER_FOLDERS = {

@@ -88,7 +88,7 @@ double row_value(int64_t row, int64_t h) {
     return rows.at(static_cast<size_t>(row * kHidden + h));
 }
 
-// The router alone: a step of all micro-batches without a gradient from behind.
+// The router alone: a step of all micro-batches without a gradient from later layers.
 Outcome run(ProcessGroup& world, const Scenario& s, std::vector<double>* weight) {
     const LayerCase c = layer_of(s);
     test::RankFixture rank(world, c);

@@ -135,7 +135,7 @@ TEST(DelayedWgrads, TrainsAsWithout) {
         }
 }
 
-// A step that ran out of rows half-way leaves operands behind that nobody takes, and the next attempt has
+// A step that ran out of rows half-way leaves operands that nothing takes, and the next attempt has
 // more rows.
 TEST(DelayedWgrads, AnOverflowIsRedone) {
     for (const Recipe recipe : kJoining) {

@@ -48,7 +48,7 @@ struct Bounds {
 
 // E4M3 with a scale per block errs by 2.6 % rms: 7e-4 of a tensor's energy. Gate and up carry the errors of x
 // and W1 (1.4e-3 each), their product both, and fc2 adds those of its two operands: 4.2e-3, of which
-// `difference` is half. dW2 reads the activation and dY (2.8e-3 + 0.7e-3 + 0.7e-3), dx and dW1 lie behind two
+// `difference` is half. dW2 reads the activation and dY (2.8e-3 + 0.7e-3 + 0.7e-3), dx and dW1 come after two
 // roundings more. The router's gradient is a difference of products, so that its error is larger than theirs.
 // bf16: 2^-9 at a handful of places.
 Bounds bounds_of(const PrecisionSpec& p) {

@@ -90,7 +90,7 @@ TEST(SideStream, SchedulesChangeNoBitOfOtherLayers) {
     }
 }
 
-// What the two tests above stand on: without a wait the main stream reads memory that nobody has written.
+// What the two tests above rely on: without a wait the main stream reads memory that nobody has written.
 TEST(SideStream, WorksWhenTheMainStreamWaits) {
     LateOps ops;
     SideStream side(ops.device(), kSchedules[2]);
@@ -143,7 +143,7 @@ TEST(SideStream, TheWireHasAStreamNextToWork) {
     });
 }
 
-// Beside another micro-batch it leaves SMs, where there is a wire.
+// In parallel with another micro-batch it leaves SMs, where there is a wire.
 TEST(SideStream, TheWireIsNarrowInTurns) {
     for (const int ranks : {1, 2}) {
         LayerCase c = case_of(Recipe::bf16);

@@ -177,7 +177,7 @@ TEST(TensorStats, RowBaseIsRespected) {
     });
 }
 
-// Two groups, of 128 rows and of 1, behind bases of their own. Rows are +-1 in every second column, code
+// Two groups, of 128 rows and of 1, after row bases of their own. Rows are +-1 in every second column, code
 // 256 with the scale 2^-8; three rows are 2^-17, 2^-18 and 2^-19 of that. 256 * 2^-17 is the least E4M3 code,
 // half of it is a tie that rounds to 0.
 TEST(TensorStats, FlushedByTheTransposeExactly) {
@@ -346,7 +346,7 @@ TEST(TensorStats, OfALayer) {
     }
 }
 
-// With the cast behind the wire, what arrives is observed instead of the norm's rows: 64 tokens to 2 experts
+// With the cast after the wire, what arrives is observed instead of the norm's rows: 64 tokens to 2 experts
 // each.
 TEST(TensorStats, OfTheFlowWithoutAnFp8Wire) {
     for (bool routed : {true, false}) {

@@ -283,7 +283,7 @@ TEST(Attention, DocumentsAreSequencesOfTheirOwn) {
     expect_same(packed, alone);
 }
 
-// With grouped queries every query head gives what it gives when its kv head stands alone, and dk, dv are the
+// With grouped queries every query head gives what it gives when its kv head is alone, and dk, dv are the
 // sums over the group.
 TEST(Attention, GroupedQueriesShareTheirKeyHead) {
     const Shape grouped{2, 19, 6, 2, 8}, full{2, 19, 6, 6, 8};

@@ -343,7 +343,7 @@ TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
         {0.0f, 1.0f, 0, 0.0, 1.0, 0},
         {25.0f, 1.0f, op::kStepOverflow, 5.0, 1.0 / (5.0 + 1e-6), op::kStepOverflow},
         {inf, 1.0f, 0, inf, 0.0, op::kStepNonFinite},
-        {inf, 1.0f, op::kStepOverflow, inf, 0.0, op::kStepOverflow},  // the first cause stands
+        {inf, 1.0f, op::kStepOverflow, inf, 0.0, op::kStepOverflow},  // the first cause remains
         {25.0f, 1.0f, 0, 5.0, 1.0 / (5.0 + 1e-6), 0, 5.0f},
         {25.0f, 1.0f, 0, 5.0, 1.0 / (5.0 + 1e-6), op::kStepDiverged, 4.999f},
         {inf, 1.0f, 0, inf, 0.0, op::kStepNonFinite, 4.0f},

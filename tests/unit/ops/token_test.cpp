@@ -208,7 +208,7 @@ TEST(CrossEntropy, GradientMatchesCentralDifferences) {
 
 TEST(CrossEntropy, IgnoredLabelsCostNothing) {
     const int saved = omp_get_max_threads();
-    omp_set_num_threads(1);  // so that a row before the ignored one could leave something behind
+    omp_set_num_threads(1);  // so that a row before the ignored one could leave something
     ReferenceOps ops;
     LossProblem problem(4, 32, 20, DType::bf16), all(4, 32, 20, DType::bf16);
     ops.cross_entropy(all.args());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Scale indices and transposes at the widths of real models (640 to 7168: 5 to 56 blocks): every byte against
-// closed forms. Each block of 128 has a power of two of its own, so a scale that stands in, or is taken from,
+// closed forms. Each block of 128 has a power of two of its own, so a scale that is in, or is taken from,
 // another block's place shows. The same widths on GPUs: tests/gpu/wide_rows_parity_test.cu.
 #include "kernels/ops/gemm.h"
 
@@ -26,7 +26,6 @@ protected:
 };
 
 // ---- rows: code * 2^exponent, so that the quantiser must find exactly these FP8 values and scales
-// -------------------------------------------------
 
 TEST_P(WideRows, QuantizeRows) {
     const WideGroups g;
@@ -126,7 +125,6 @@ TEST_P(WideRows, QuantizeDual) {
 }
 
 // ---- transposes: FP8 values of exponent field 15 lose k <= 12 of it, exactly
-// ----------------------------------------------------------------------
 
 TEST_P(WideRows, ScalingAwareTranspose) {
     const WideGroups g;
@@ -190,7 +188,6 @@ TEST_P(WideRows, TransposeByRequantising) {
 }
 
 // ---- readers of scales
-// ------------------------------------------------------------------------------------------------------------------------
 
 TEST_P(WideRows, DequantizeByEveryLayout) {
     const WideGroups g;
@@ -203,7 +200,7 @@ TEST_P(WideRows, DequantizeByEveryLayout) {
                                     : HostTensor(DType::f32, {g.rows, width()});
         src.set_row_base(g.base);
         dst.set_row_base(g.base);
-        // scale number s stands for 2^exponent_of(0, s): what the index must find
+        // scale number s is 2^exponent_of(0, s): what the index must find
         const auto exponent_at = [](int64_t s) { return exponent_of(s / 61, s); };
         for (int64_t s = 0; s < src.scales.numel(); ++s) {
             if (src.scales.view().dtype == DType::e8m0)
@@ -301,7 +298,6 @@ TEST_P(WideRows, PadApart) {
 }
 
 // ---- fused writers are the composed operations
-// -------------------------------------------------------------------------------------------------
 
 TEST_P(WideRows, FusedQuantisersAreTheComposedOnes) {
     const WideGroups g;
@@ -345,7 +341,6 @@ TEST_P(WideRows, NormWithFp8Rows) {
 }
 
 // ---- weights and products
-// ----------------------------------------------------------------------------------------------------------------------
 
 // 128x128 blocks with a power of two each, wide along either dimension.
 TEST_P(WideRows, WeightsInBlocks) {

@@ -87,7 +87,7 @@ private:
     LoneLayer layer_;
 };
 
-// kTokens tokens in all, divided among the ranks as told.
+// kTokens tokens in all, divided among the ranks as given.
 Outcome run(const LoneLayerSpec& spec, const std::vector<int64_t>& tokens) {
     Outcome outcome;
     std::mutex mutex;
@@ -156,7 +156,7 @@ TEST(LoneLayer, CallsDoNotDependOnThoseBefore) {
     EXPECT_EQ(once.count("layers.0.pre_mlp_layernorm.weight"), 1u);
 }
 
-// Masters and gradients in the caller's memory: the same bits, and no state beside the copies.
+// Masters and gradients in the caller's memory: the same bits, and no state except the copies.
 TEST(LoneLayer, MastersCanBeTheCallers) {
     const auto groups = make_thread_groups(1, 60);
     for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {

@@ -391,7 +391,8 @@ TEST(Checkpoint, FinetuneTakesWeightsAloneAndBeginsAnew) {
     EXPECT_EQ(steps.steps.front().step, 0);
 }
 
-// Scales that a recipe keeps from step to step begin anew too: they are neither wanted nor in the way.
+// Scales that a recipe keeps from step to step begin from scratch too: they are neither wanted nor in the
+// way.
 TEST(Checkpoint, FinetuneWantsWeightsAlone) {
     const std::pair<Recipe, Recipe> changes[] = {{Recipe::bf16, Recipe::fp8_tensorwise},
                                                  {Recipe::fp8_tensorwise, Recipe::fp8_flow}};

@@ -531,7 +531,7 @@ TEST(Config, TableIsConsistent) {
     std::set<std::string> keys;
     const Config defaults;
     for (const auto& field : config_fields()) {
-        EXPECT_TRUE(keys.insert(field.key).second) << field.key << " stands in two sections";
+        EXPECT_TRUE(keys.insert(field.key).second) << field.key << " is in two sections";
         EXPECT_FALSE(field.doc.empty()) << field.key;
         const auto& sections = config_sections();
         EXPECT_NE(std::find(sections.begin(), sections.end(), field.section), sections.end()) << field.key;

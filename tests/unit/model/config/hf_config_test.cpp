@@ -434,7 +434,7 @@ TEST(HfConfig, ClampedGatedUnits) {
     expect_settings(config_of(changed(m3, dense)), {"ffn_hidden_size: 12288"});
 }
 
-// 10944 = 85.5 x 128: the dense layer is planned a little wider, and the user is told.
+// 10944 = 85.5 x 128: the dense layer is planned a little wider, and the log says so.
 TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
     const Json json = published("deepseek_v2_lite", R"("aux_loss_alpha": null)");
     const Config c = config_of(json);

@@ -225,7 +225,7 @@ TEST(Synthetic, EntropyMatchesThePlugInEstimateOfDrawnTokens) {
     EXPECT_NEAR(empirical_rate(one, 1, 4000), one.entropy_rate_nats(), 0.005);
     const SyntheticSource two(chain(12, 2, 12, 255));
     EXPECT_NEAR(empirical_rate(two, 2, 4000), two.entropy_rate_nats(), 0.005);
-    // A wrong order must be told apart by this test.
+    // This test must detect a wrong order.
     EXPECT_GT(empirical_rate(two, 1, 4000), two.entropy_rate_nats() + 0.05);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The timing protocol on a device of the test's own: what is called how often, on which set, behind which
+// The timing protocol on a device of the test's own: what is called how often, on which set, after which
 // pauses; the ceilings; and the random tensors that both work on.
 #include "model/measure/measure.h"
 

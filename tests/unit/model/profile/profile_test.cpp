@@ -139,7 +139,7 @@ TEST(Profile, CeilingsAddUpCallByCall) {
     EXPECT_EQ(find(played.samples.rows, "cast", "forward")->ideal_seconds, 4);
 }
 
-// One of two layers, as an exchange between GPUs leaves it: no bytes told but those of the gradients.
+// One of two layers, as an exchange between GPUs leaves it: no bytes reported but those of the gradients.
 RowSamples untold_exchange() {
     RowSamples samples;
     const auto add = [&](const char* part, const char* op, const char* direction, double runs,
@@ -175,7 +175,7 @@ TEST(Profile, WireBytesOfAStepAreChargedToTheCallsOfTheExchange) {
     for (size_t r = 0; r < of_layer.size(); ++r) EXPECT_EQ(samples.rows[r].wire_bytes, of_layer[r]) << r;
     for (const RowSamples::Call& call : samples.calls) EXPECT_EQ(call.wire_bytes, of_layer[call.row]);
 
-    charge_wire(sent, split, samples);  // told by now
+    charge_wire(sent, split, samples);  // reported by now
     for (size_t r = 0; r < of_layer.size(); ++r) EXPECT_EQ(samples.rows[r].wire_bytes, of_layer[r]) << r;
 }
 

@@ -56,8 +56,8 @@ TEST(DistributedOptimizer, SameBitsUnderOtherOrdersAndSchedules) {
         expect_same_bits_as_whole(Recipe::fp8_flow, 2, keys);
 }
 
-// Copies of a layer gathered beside the layer before, gradients reduced beside the backward; the rest of what
-// streams run, too, and steps that are redone.
+// Copies of a layer gathered next to the layer before, gradients reduced next to the backward; the rest of
+// what streams run, too, and steps that are redone.
 TEST(DistributedOptimizer, SameBitsWithTheWireBesideTheLayers) {
     const Texts overlapped = {"schedule.overlap_param_gather=true", "schedule.overlap_grad_reduce=true"};
     for (const int ranks : {1, 2, 4})

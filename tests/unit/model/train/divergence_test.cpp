@@ -63,7 +63,7 @@ TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
     for (const int ranks : {1, 2}) {
         SCOPED_TRACE(ranks);
         Baseline base = baseline(ranks);
-        ASSERT_LT(base.step + 1, kSteps) << "no step is under way behind the skipped one";
+        ASSERT_LT(base.step + 1, kSteps) << "no step is in flight after the skipped one";
         base.keys.insert(base.keys.end(), {fmt::format("training.grad_norm_limit={}", base.limit),
                                            "training.on_divergence=skip"});
         const Config config = test_config(Recipe::fp8_flow, base.keys);
@@ -92,7 +92,7 @@ TEST(Divergence, AfterASkipTheRunIsThatWithoutTheBatch) {
         SCOPED_TRACE(recipe_name(recipe));
         Baseline base = baseline(1, recipe);
         ASSERT_GT(base.step, 0u);
-        ASSERT_LT(base.step + 1, kSteps) << "no step is under way behind the skipped one";
+        ASSERT_LT(base.step + 1, kSteps) << "no step is in flight after the skipped one";
         base.keys.insert(base.keys.end(), {"training.lr_warmup_iters=3", "training.train_iters=8",
                                            fmt::format("training.grad_norm_limit={}", base.limit),
                                            "training.on_divergence=skip"});
@@ -204,7 +204,7 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
     EXPECT_EQ(messages[1], messages[0]);
 }
 
-// A resumed run, or one that went back, begins to count losses anew.
+// A resumed run, or one that went back, counts losses from scratch.
 TEST(Divergence, LossesBeforeAResumeDoNotCount) {
     constexpr auto kFirstJudged = static_cast<int64_t>(DivergenceLimits::kWindow) + 2;
     const Config config =

@@ -91,7 +91,7 @@ struct OtherMemory {
 constexpr int64_t kMicroBatches = 3;
 
 // Gradients of some micro-batches, one after the other or in turns.
-LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in_turns) {
+LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool interleaved) {
     ModelFixture model(group, c);
     RankFixture& rank = model.rank();
     OtherMemory other(rank);
@@ -121,7 +121,7 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
             model.model().backward(ctx, batch);
         }
     };
-    if (in_turns) {
+    if (interleaved) {
         pass(0, nullptr, true);
         for (int64_t m = 1; m < kMicroBatches; ++m)
             turns.run(
@@ -156,8 +156,8 @@ void expect_same(const LayerResult& got, const LayerResult& wanted) {
 }
 
 void expect_turns_change_no_bit(LayerCase c) {
-    const auto run = [&](bool in_turns) {
-        return on_ranks(c, [&](ProcessGroup& group) { return train_micro_batches(group, c, in_turns); });
+    const auto run = [&](bool interleaved) {
+        return on_ranks(c, [&](ProcessGroup& group) { return train_micro_batches(group, c, interleaved); });
     };
     const std::vector<LayerResult> wanted = run(false);
     for (const bool main_is_late : {false, true}) {
@@ -228,14 +228,14 @@ TEST(InterleavedPair, ChangeNoBitOfTraining) {
             const TrainingRun serial = train(test_config(recipe, keys), ranks, options);
             for (const char* overlap : {"overlap_moe_expert_parallel_comm", "overlap_grad_reduce"})
                 keys.push_back(fmt::format("schedule.{}=true", overlap));
-            const TrainingRun in_turns = train(test_config(recipe, keys), ranks, options);
-            expect_same_run(in_turns, serial);
+            const TrainingRun interleaved = train(test_config(recipe, keys), ranks, options);
+            expect_same_run(interleaved, serial);
             const auto redone = [](const TrainingRun& run) {
                 return std::accumulate(run.steps.begin(), run.steps.end(), int64_t{0},
                                        [](int64_t sum, const StepResult& step) { return sum + step.redone; });
             };
-            EXPECT_EQ(redone(in_turns), redone(serial));
-            EXPECT_EQ(redone(in_turns) > 0, tight);
+            EXPECT_EQ(redone(interleaved), redone(serial));
+            EXPECT_EQ(redone(interleaved) > 0, tight);
         }
 }
 

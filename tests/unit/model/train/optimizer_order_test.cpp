@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The optimizer's calls that may run beside each other (Launch::independent), run in another order than they
+// The optimizer's calls that may run in parallel (Launch::independent), run in another order than they
 // were made in, as far as that is allowed (tests/support/layers/late_stream.h): the bits of their own order.
 #include "model/train/optimizer.h"
 #include "tests/support/layers/layer_fixture.h"

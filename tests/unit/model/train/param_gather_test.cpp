@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// overlap_param_gather: copies that are gathered beside the layers, on streams that work as late as they may
-// (tests/support/layers/late_stream.h), give the bits of copies that are there before the step.
+// overlap_param_gather: copies that are gathered in parallel with the layers, on streams that work as late as
+// they may (tests/support/layers/late_stream.h), give the bits of copies that are there before the step.
 #include "model/config/config.h"
 #include "tests/support/layers/layer_fixture.h"
 

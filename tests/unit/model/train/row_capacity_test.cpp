@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Room for routed rows follows the routing: where it begins, to what a step that does not fit makes it grow,
-// that it is the same on every rank and never shrinks, and that a run which grows has the bits of one with
-// room for the worst case.
+// The capacity for routed rows follows the routing: where it begins, how a step that does not fit makes it
+// grow, that it is the same on every rank and never shrinks, and that a run which grows has the bits of one
+// with the capacity for the worst case.
 #include "model/train/trainer.h"
 
 #include "tests/support/training.h"
@@ -50,7 +50,7 @@ std::vector<Grown> grown_by(const Config& config, int ranks) {
     return all;
 }
 
-TEST(RowRoom, BeginsAtOneAndAQuarterOfTheMean) {
+TEST(RowCapacity, BeginsAtOneAndAQuarterOfTheMean) {
     EXPECT_EQ(MoeSpec{}.moe_expert_rank_capacity_factor, 1.25);
     const Config config = test_config(Recipe::fp8_flow, keys_of(4, 1));
     // one expert a rank: pads of 127 rows at most
@@ -66,13 +66,13 @@ TEST(RowRoom, BeginsAtOneAndAQuarterOfTheMean) {
     }
 }
 
-// A tenth more than the busiest rank needs, on every rank; the worst case bounds it. The room of a layer
+// A tenth more than the busiest rank needs, on every rank; the worst case bounds it. The capacity of a layer
 // and that of all layers grow apart: at 4 ranks and skew 2 a layer alone does not fit; even load in a quarter
-// of the room fits neither, and a rank needs more in both layers together than in one.
-TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
+// of the capacity fits neither, and a rank needs more in both layers together than in one.
+TEST(RowCapacity, GrowsOnceToWhatTheBusiestRankAsksFor) {
     for (const int ranks : {2, 4})
         for (const auto& [skew, factor] : {std::pair{2.0, 1.25}, {4.0, 1.25}, {1.0, 0.25}}) {
-            SCOPED_TRACE(fmt::format("{} ranks, skew {}, room for {}", ranks, skew, factor));
+            SCOPED_TRACE(fmt::format("{} ranks, skew {}, capacity {}", ranks, skew, factor));
             std::vector<std::string> keys = keys_of(ranks, skew);
             keys.push_back(fmt::format("moe.moe_expert_rank_capacity_factor={}", factor));
             const Config config = test_config(Recipe::fp8_flow, keys);
@@ -84,13 +84,14 @@ TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
                 together = std::max(together, grown.wanted.together);
             }
             const bool fits = wanted <= all[0].before.layer, all_fit = together <= all[0].before.together;
-            const auto room = [](int64_t rows, int64_t most) {
+            const auto capacity = [](int64_t rows, int64_t most) {
                 return std::min(most, round_up((rows * 11 + 9) / 10, 128));
             };
             for (const Grown& grown : all) {
                 EXPECT_EQ(grown.redone, fits && all_fit ? 0 : 1);
-                EXPECT_EQ(grown.after.layer, fits ? grown.before.layer : room(wanted, worst));
-                EXPECT_EQ(grown.after.together, all_fit ? grown.before.together : room(together, 2 * worst));
+                EXPECT_EQ(grown.after.layer, fits ? grown.before.layer : capacity(wanted, worst));
+                EXPECT_EQ(grown.after.together,
+                          all_fit ? grown.before.together : capacity(together, 2 * worst));
                 EXPECT_GE(grown.after.layer, grown.wanted.layer);
                 EXPECT_LE(grown.after.layer, worst);
             }
@@ -111,7 +112,7 @@ TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
 
 // Redoing changes no bit: skew 2.0 and all to one, on 1, 2 and 4 ranks, serial and with micro-batches in
 // turns, rows of all layers and of one at a time.
-TEST(RowRoom, ARunThatGrowsHasTheBitsOfTheWorstCase) {
+TEST(RowCapacity, ARunThatGrowsHasTheBitsOfTheWorstCase) {
     const std::vector<std::vector<std::string>> variants = {
         {}, {"recompute.recompute_granularity=full"}, {"schedule.overlap_moe_expert_parallel_comm=true"}};
     for (const int ranks : {1, 2, 4})
@@ -136,8 +137,8 @@ TEST(RowRoom, ARunThatGrowsHasTheBitsOfTheWorstCase) {
             }
 }
 
-// What is reserved after a growth is what the new room takes: nothing of the old buffers stays.
-TEST(RowRoom, OldBuffersAreGivenBack) {
+// What is reserved after a growth is what the new capacity takes: nothing of the old buffers stays.
+TEST(RowCapacity, OldBuffersAreGivenBack) {
     const Config config = test_config(Recipe::fp8_flow, keys_of(4, 4.0));
     on_trainers(config, 4, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
         EXPECT_EQ(trainer.run_step().redone, 1);

@@ -45,7 +45,7 @@ TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
     }
 }
 
-// Rows that run out: the step is done again with the bits of one that had room.
+// Rows that run out: the step is done again with the bits of one with enough buffers.
 TEST(StateDtypes, AStepDoneAgainRoundsAlike) {
     Texts keys = with(
         kBf16, {"model.moe_layer_freq=[1, 1]", "parallel.expert_model_parallel_size=2", "model.seq_length=64",

@@ -40,7 +40,7 @@ TEST(TrainingTransaction, OverflowIsRedoneAndNothingIsLost) {
             const TrainingRun tight = train(test_config(recipe, keys), 2, {.steps = 2, .eval_batches = 1});
             EXPECT_EQ(total_redone(worst), 0);
             EXPECT_GT(total_redone(tight), 0);
-            EXPECT_EQ(tight.steps[1].redone, 0);  // the room stays
+            EXPECT_EQ(tight.steps[1].redone, 0);  // the capacity stays
             EXPECT_EQ(worst.losses(), tight.losses());
             EXPECT_EQ(worst.held_out, tight.held_out);
             EXPECT_EQ(worst.steps[1].load[0].max, tight.steps[1].load[0].max);

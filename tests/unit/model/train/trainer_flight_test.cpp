@@ -113,7 +113,7 @@ std::vector<int64_t> busiest_rows(const Config& config, int64_t steps) {
 }
 
 // The router moves, and one day a rank gets more rows than fit, with the next step in flight. The
-// steps before it are not touched, it is redone once, and the run equals one with ample room.
+// steps before it are not touched, it is redone once, and the run equals one with ample capacity.
 TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
     constexpr int64_t kSteps = 6, kTokens = 256;
     for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
@@ -141,10 +141,10 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
         int64_t redone = 0;
         for (size_t i = 0; i < rows.size(); ++i) {
             const bool again = overflows(rows[i]);
-            // once grown, there is room for what the step after it needs as well
+            // once grown, the capacity is enough for the next step as well
             if (redone == 0 || !again) {
                 EXPECT_EQ(run.steps[i].redone, again ? 1 : 0)
-                    << "step " << i << ": " << rows[i] << " rows, room for " << capacity;
+                    << "step " << i << ": " << rows[i] << " rows, capacity " << capacity;
             }
             EXPECT_EQ(run.steps[i].step, static_cast<int64_t>(i));
             EXPECT_EQ(run.steps[i].wire.total(), wanted.steps[i].wire.total());
