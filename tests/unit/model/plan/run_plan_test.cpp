@@ -115,6 +115,10 @@ TEST(RunPlan, FlopsPerTokenByHand) {
     EXPECT_EQ(forward.at("shared expert"), 2.0 * 3 * 256 * 384);
     EXPECT_EQ(forward.at("dense FFN"), 2.0 * 3 * 256 * 512);
     EXPECT_EQ(forward.at("head"), 2.0 * 256 * 384);
+    // latent attention: 192 columns of q and k, 128 of v
+    const std::vector<FlopPart> parts = count_flops(shipped("deepseek_v3"));
+    const auto core = std::ranges::find(parts, "attention core (causal)", &FlopPart::part);
+    EXPECT_EQ(core->forward, 2.0 * 61 * 128 * (192 + 128) * 2049 / 2);
 }
 
 // A frozen weight has no gradient: its GEMM does not count. One of two layers is MoE; the head is tied.
@@ -302,14 +306,23 @@ TEST(RunPlan, RowCapacity) {
     EXPECT_EQ(rank_row_capacity(config), 4 * 4096 * 8 + 127 * 256);
 }
 
-TEST(RunPlan, MemoryByCategory) {
-    const Config config = parse_config(
+// One MoE layer of 64 tokens on two ranks.
+Config small_layer(const std::vector<std::string>& overrides = {}) {
+    return parse_config(
         "model: {num_layers: 1, hidden_size: 128, attention: false, vocab_size: 256, seq_length: 64}\n"
         "moe: {num_experts: 4, moe_router_topk: 2, moe_ffn_hidden_size: 128}\nprecision: {recipe: fp8_flow}\n"
         "parallel: {expert_model_parallel_size: 2}",
-        "t");
+        "t", overrides);
+}
+std::map<std::string, double> memory_of(const Config& config, int64_t gpus = 2) {
     std::map<std::string, double> bytes;
-    for (const auto& item : make_plan(config, 2).memory) bytes[item.category] = item.bytes;
+    for (const auto& item : make_plan(config, gpus).memory) bytes[item.category] = item.bytes;
+    return bytes;
+}
+
+TEST(RunPlan, MemoryByCategory) {
+    const Config config = small_layer();
+    std::map<std::string, double> bytes = memory_of(config);
     const double dense = 2 * 256 * 128 + 2 * 128 + 128 * 4, experts = 2 * 3 * 128 * 128;
     EXPECT_EQ(bytes.at("weights (BF16)"), 2 * dense);
     // Two copies of the codes; scales of W1 [2,1] and W2 [1,1] blocks in both orientations, rows padded to 4.
@@ -323,18 +336,46 @@ TEST(RunPlan, MemoryByCategory) {
     const double last = 2 * 2 * 128 + 4;  // the final norm's input, output and 1/rms
     EXPECT_EQ(bytes.at("saved activations"),
               rows * (132 + 4 * 128 + 132 + 8) + 64 * (2 * 128 + 4 + norm + router + plan + last));
-    const Config bf16 = with_recipe(config, Recipe::bf16);
-    std::map<std::string, double> plain;
-    for (const auto& item : make_plan(bf16, 2).memory) plain[item.category] = item.bytes;
+    const auto exchanged = [](double row) {
+        return 2 * (2 * 64 * 2 * 6 + 64 * (row + 2 * 256) + 64 * 2 * 4);
+    };
+    EXPECT_EQ(bytes.at("exchange buffers"), exchanged(129));
+    std::map<std::string, double> plain = memory_of(with_recipe(config, Recipe::bf16));
+    EXPECT_EQ(plain.at("exchange buffers"), exchanged(256));
     EXPECT_EQ(plain.at("weights (FP8 copies)"), 0);
     EXPECT_EQ(plain.at("weights (BF16)"), 2 * (dense + experts));
     Config invariant = config;
     invariant.moe.moe_combine_order = CombineOrder::invariant;
-    for (const auto& item : make_plan(invariant, 2).memory) bytes[item.category] = item.bytes;
-    EXPECT_EQ(bytes.at("main gradients (FP32)"), 4 * (dense + 2 * experts));
+    EXPECT_EQ(memory_of(invariant).at("main gradients (FP32)"), 4 * (dense + 2 * experts));
+    EXPECT_EQ(make_plan(config, 2).balanced_rows, 64 * 2 + 2 * 63.5);
+    EXPECT_EQ(make_plan(invariant, 2).balanced_rows, 64 * 2 + 4 * 63.5);
     invariant.training.state.main_grads_dtype = StateDtype::bf16;
-    for (const auto& item : make_plan(invariant, 2).memory) bytes[item.category] = item.bytes;
-    EXPECT_EQ(bytes.at("main gradients (BF16)"), 4 * dense + 2 * 2 * experts);
+    EXPECT_EQ(memory_of(invariant).at("main gradients (BF16)"), 4 * dense + 2 * 2 * experts);
+    // Four ranks share the dense state, two the experts' state and the masters of a gather.
+    bytes = memory_of(small_layer({"training.use_distributed_optimizer=true"}), 4);
+    EXPECT_EQ(bytes.at("master weights (FP32)"), 4 * (dense / 4 + experts / 2));
+    EXPECT_EQ(bytes.at("gathered master"), 4 * experts);
+}
+
+TEST(RunPlan, MemoryOfSchedules) {
+    const auto of = [](const std::vector<std::string>& overrides) {
+        return memory_of(small_layer(overrides));
+    };
+    const auto serial = of({}), interleaved = of({"schedule.overlap_moe_expert_parallel_comm=true"});
+    for (const char* category : {"saved activations", "MoE workspace"})
+        EXPECT_EQ(interleaved.at(category), 2 * serial.at(category)) << category;
+    // dY [H] and a [F] of fc2, dh [2F] and x [H] of fc1, with a scale for each 128 x 128
+    const std::string joined = "precision.moe_wgrad_micro_batches=2";
+    const double waiting = 512 * 128 * (1 + 4.0 / (128 * 128));
+    EXPECT_EQ(of({joined}).at("delayed weight gradients"), 5 * waiting);
+    EXPECT_EQ(of({joined, "training.freeze=[linear_fc1]"}).at("delayed weight gradients"), 2 * waiting);
+    // the backward of a shared expert is that of routed experts of its width
+    const std::string shared = "moe.moe_shared_expert_intermediate_size=256";
+    EXPECT_EQ(of({shared, "schedule.moe_shared_expert_overlap=true"}).at("side stream"),
+              64 * of({"moe.moe_ffn_hidden_size=256"}).at("MoE workspace") / 512);
+    const double kept = saved_activation_bytes(small_layer(), 0, {}).per_token;
+    EXPECT_EQ(of({"recompute.recompute_granularity=full"}).at("workspace, layer run again"),
+              64 * (kept - 2 * 128));
 }
 
 TEST(RunPlan, RecomputeModes) {
@@ -363,6 +404,19 @@ TEST(RunPlan, RecomputeModes) {
     EXPECT_LT(none.saved_bytes, received.saved_bytes);
     EXPECT_EQ(received.extra_wire_bytes, 0);
     EXPECT_EQ(none.extra_wire_bytes, plan.wire[1].forward);
+    EXPECT_EQ(modes.at("shared_experts").extra_flops_per_token, 2.0 * 2 * 7168 * 2048);
+    // with attention and dense layers: all but the head runs again, or what rebuilds q, k and v
+    const Config whole = shipped("deepseek_v3");
+    double forward = 0;
+    for (const FlopPart& part : count_flops(whole)) forward += part.part == "head" ? 0 : part.forward;
+    for (const auto& choice : recompute_choices(whole)) modes[choice.mode] = choice;
+    EXPECT_DOUBLE_EQ(modes.at("full").extra_flops_per_token, forward);
+    EXPECT_EQ(modes.at("mla_up_proj").extra_flops_per_token, 61 * 2.0 * 128 * (192 * 1536 + 256 * 512));
+    Config again = config;
+    again.recompute = none.spec;
+    EXPECT_EQ(wire_bytes(again)[1].backward, 2 * plan.wire[1].forward);
+    again.precision.scale_format = ScaleFormat::fp32;
+    EXPECT_DOUBLE_EQ(wire_bytes(again)[1].forward / plan.wire[1].forward, (128 + 4) / (128 + 1.0));
 }
 
 TEST(RunPlan, RefusesAnIllegalNumberOfGpus) {
