@@ -72,6 +72,9 @@ TEST_F(TrainedOnAPeriod, EvaluationIsThatOfTheRunOnAnyRanks) {
         EXPECT_GT(all.at("next_token_accuracy").get<double>(), 0.9);
         EXPECT_DOUBLE_EQ(all.at("perplexity").get<double>(), std::exp(all.at("loss").get<double>()));
     }
+    // micro-batches that do not fit into memory are evaluated again, and count once
+    const Texts tight = {"--set", "moe.moe_expert_rank_capacity_factor=0.01"};
+    EXPECT_EQ(evaluation(2, tight).at("sources"), evaluation(2).at("sources"));
     const CommandResult in_run = succeeded(run(2, {"evaluate", "run", "--quiet"}));
     expect_contains(in_run.out, "weights " + folder_->path("run/checkpoints/"));
     expect_contains(in_run.out, "written: " + folder_->path("run/evaluate.json"));
@@ -142,6 +145,10 @@ TEST_F(TrainedOnAPeriod, WhatIsMissingIsSaid) {
     const CommandResult fresh = succeeded(run(1, {"evaluate", config_file("test"), "--out", "fresh"}));
     expect_contains(fresh.out, "warning: the weights are as initialised");
     expect_contains(fresh.out, "unknown");  // bits per byte
+    succeeded(run(1, {"evaluate", config_file("test"), "--out", "two", "--set", "model.vocab_size=2", "--set",
+                      "data.synthetic_vocab_size=2"}));
+    const auto two = read_json(folder_->path("two/evaluate.json")).at("sources").at(0);
+    EXPECT_GT(two.at("next_token_accuracy").get<double>(), 0.2);  // no choice among the padding
 }
 
 // Figures of transformers, from tests/support/hf_predictions.py --expect. Rounding to BF16 moves the loss of

@@ -104,6 +104,9 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         EXPECT_EQ(run.out.find("nan"), std::string::npos);
 
         const std::string out = folder.path("runs/a");
+        const std::vector<json> records = metrics_of(out, "step");
+        expect_contains(run.out, fmt::format("casts          {} explicit per step on rank 0, in ",
+                                             records.back().at("casts").get<int64_t>()));
         EXPECT_EQ(files_below(folder.path()),
                   (std::set<std::string>{"runs/a/.lock", "runs/a/config.yaml", "runs/a/memory.json",
                                          "runs/a/metrics.jsonl", "runs/a/report.html", "runs/a/train.log"}));

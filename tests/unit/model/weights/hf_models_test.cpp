@@ -171,6 +171,44 @@ TEST(HfModels, AnExportReplacesTheOneBefore) {
     EXPECT_EQ(trip.before, trip.after);
     EXPECT_EQ(names_in(hf), (std::set<std::string>{"model-00001-of-00001.safetensors",
                                                    "model.safetensors.index.json", "tokenizer.json"}));
+    const TensorSet set(hf);
+    size_t bytes = 0;
+    for (const std::string& name : set.names()) bytes += set.find(name).bytes().size();
+    const auto index = nlohmann::json::parse(read_whole(hf + "/model.safetensors.index.json"));
+    EXPECT_EQ(index.at("metadata").at("total_size"), bytes);
+}
+
+// A model's multipliers are in the tensors whose products they scale.
+TEST(HfModels, EachMultiplierIsInItsTensors) {
+    LayerCase c = whole_model(true);  // layer 0 is dense
+    c.tokens = {16};
+    c.moe.moe_shared_expert_intermediate_size = 128;
+    HfNames names;
+    names.storage = hf_family("deepseek_v3")->storage;
+    names.folds = {.embedding = 2, .final_norm = 3, .query = 5, .residual = 7, .mlp_output = 11};
+    const std::map<std::string, std::vector<double>> scaled = {
+        {"embedding.word_embeddings.weight", {2}},
+        {"final_layernorm.weight", {3}},
+        {"self_attention.linear_qkv.weight", {5, 1, 1}},
+        {"self_attention.linear_proj.weight", {7}},
+        {"mlp.linear_fc2.weight", {7}},
+        {"moe.experts.linear_fc2.weight", {7 * 11}},
+        {"moe.shared_experts.linear_fc2.weight", {7 * 11}}};
+    on_one_rank([&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        std::set<std::string> found;
+        for (const WeightTarget& target : targets_of(model.model())) {
+            std::string name = target.spec.name;
+            if (name.starts_with("layers.")) name = name.substr(std::string("layers.0.").size());
+            const auto at = scaled.find(name);
+            if (at != scaled.end()) found.insert(name);
+            const std::vector<double> want = at == scaled.end() ? std::vector<double>{1} : at->second;
+            const auto pieces = pieces_of(target.spec, c.model, c.moe, names);
+            for (size_t i = 0; i < pieces.size(); ++i)
+                EXPECT_EQ(pieces[i].scale, want[std::min(i, want.size() - 1)]) << name << " " << i;
+        }
+        EXPECT_EQ(found.size(), scaled.size());
+    });
 }
 
 // Or it follows from the configuration: a head that is tied to the embedding, tables of the rotary embedding.
