@@ -47,10 +47,11 @@ TEST(Outcome, ArmsArePairedBySeed) {
     for (const int64_t seed : {1, 2, 3}) {
         runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
         runs.push_back(run_of("off", seed, 0.003 * static_cast<double>(seed)));
+        runs.push_back(run_of("steady", seed, 0.001));
         runs.push_back(run_of(kControlArm, seed, seed == 2 ? 0.001 : -0.001));
     }
     runs.push_back(run_of("flow", 4, 9));  // no pair
-    std::vector<Arm> arms = arms_of({"bf16", "flow", "off", kControlArm});
+    std::vector<Arm> arms = arms_of({"bf16", "flow", "off", "steady", kControlArm});
     arms[2].against = "flow";
     const Outcomes all = outcomes_of(runs, arms, {});
     EXPECT_EQ(all.seeds, (std::vector<int64_t>{1, 2, 3, 4}));
@@ -64,6 +65,7 @@ TEST(Outcome, ArmsArePairedBySeed) {
     EXPECT_NEAR(flow.smoothed.max, 0.003 / 2.3, 1e-12);
     EXPECT_NEAR(*flow.to_control, std::sqrt(14.0 / 3), 1e-9);
     EXPECT_TRUE(flow.overlaps_control);
+    EXPECT_TRUE(all.find("steady")->overlaps_control) << "it has no interval, the control arm has one";
     EXPECT_EQ(all.find("off")->against, "flow");
     EXPECT_NEAR(all.find("off")->training.mean, 0.004, 1e-12);
     EXPECT_NEAR(*all.noise, 0.001 / 2.1, 1e-12);
@@ -86,6 +88,10 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
     EXPECT_FALSE(all.noise) << "no control arm";
     runs[1].curve.loss.back() = std::nan("");
     EXPECT_EQ(outcomes_of(runs, arms_of({"bf16", "good", "bad"}), spec).find("good")->verdict, Verdict::miss);
+    // the control arm is judged by nobody
+    runs[1] = run_of("good", 1, 1e-6);
+    for (const int64_t seed : {1, 2, 3}) runs.push_back(diverged(kControlArm, seed));
+    EXPECT_EQ(outcomes_of(runs, arms_of({"bf16", "good", kControlArm}), spec).verdict, Verdict::pass);
     // where the baseline diverges too, nobody is to blame
     const Outcomes both =
         outcomes_of({diverged("bf16", 1), diverged("flow", 1)}, arms_of({"bf16", "flow"}), spec);
@@ -147,6 +153,7 @@ TEST(Outcome, ATableWithHolesHasNoNan) {
         runs.push_back(run_of(kControlArm, seed, 0));  // the bits of bf16
     }
     runs[0].curve.held_out = std::nan("");
+    runs[9].curve.held_out = std::nan("");  // noisy, seed 2
     std::vector<Arm> arms = arms_of({"bf16", "flow", "noisy", "bad", "zero", "to zero", kControlArm});
     arms[5].against = "zero";
     const Config& config = arms.front().config;
@@ -156,6 +163,7 @@ TEST(Outcome, ATableWithHolesHasNoNan) {
     EXPECT_EQ(table.find("inf"), std::string::npos) << table;
     EXPECT_EQ(all.find("flow")->held_out.pairs, 2);
     EXPECT_NEAR(all.find("flow")->base_held_out, 2.75, 1e-12) << "of the same seeds";
+    EXPECT_NEAR(all.find("noisy")->base_held_out, 2.8, 1e-12) << "of the same seeds";
     EXPECT_FALSE(all.find("flow")->to_control) << "the control arm has no noise";
 }
 

@@ -198,6 +198,10 @@ TEST(Statistics, OneRunByHand) {
     EXPECT_NEAR(d.mean, 0.1, 1e-12);
     EXPECT_NEAR(d.error, 0.01 / std::sqrt(19.0), 1e-12);
     EXPECT_EQ(d.freedom, 19);
+    std::vector<double> longer(5, 9.0), longer_base(45, 1.0);  // steps that fill no block
+    longer.insert(longer.end(), arm.begin(), arm.end());
+    EXPECT_NEAR(within_run(longer, longer_base, {0, 45}).error, d.error, 1e-12);
+    EXPECT_NEAR(within_run(longer, longer_base, {0, 45}).mean, (5 * 8 + 40 * 0.1) / 45, 1e-12);
     for (size_t i = 0; i < arm.size(); ++i) arm[i] = 1.1 + (i < 20 ? 0.01 : -0.01);  // a drift
     EXPECT_GT(within_run(arm, base, {0, 40}).error, 2 * d.error);
     arm[39] = kNan;

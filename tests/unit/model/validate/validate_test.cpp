@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The curves of `validate`: averages and errors against closed forms; and that real curves of the recipes
 // come out in the right order, the control arm below the flow. A planted fault: tests/cli/validate_test.cpp.
+#include "model/validate/run_file.h"
 #include "model/validate/statistics.h"
 
 #include "model/train/trainer.h"
@@ -69,6 +70,13 @@ Curve curve_of(const Config& config, Arithmetic arithmetic) {
     curve.loss = run.losses();
     for (const StepResult& step : run.steps) curve.grad_norm.push_back(step.grad_norm);
     return curve;
+}
+
+TEST(Validate, RunsThatAreMissingAreNamed) {
+    std::vector<RunFile> files;
+    for (const auto& [arm, seed] : {std::pair("a", 1), {"a", 2}, {"b", 2}})
+        files.push_back({{{"arm", arm}, {"seed", seed}}, "run.json"});
+    EXPECT_EQ(missing_jobs(files), std::vector<std::string>{"b:1"});
 }
 
 TEST(Validate, ControlArmAndFlowComeInThisOrder) {
