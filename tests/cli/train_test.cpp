@@ -73,7 +73,9 @@ void expect_metrics(const std::string& out, size_t steps, int ranks) {
     }
     const std::vector<json> evaluations = metrics_of(out, "evaluation");
     ASSERT_EQ(evaluations.size(), 1u);
-    EXPECT_GT(evaluations[0].at("held_out_loss").get<double>(), 1.0);
+    const double held_out = evaluations[0].at("held_out_loss");
+    EXPECT_GT(held_out, 1.0);
+    EXPECT_DOUBLE_EQ(evaluations[0].at("bits").get<double>(), held_out / std::log(2.0));
     const std::vector<json> runs = metrics_of(out, "run");
     ASSERT_EQ(runs.size(), 1u);
     for (const char* key : {"commit", "command", "date", "machine_cpu"})

@@ -3,6 +3,7 @@
 // reports.
 #include "layers/tensor_stats.h"
 
+#include "model/report/tensor_stats.h"
 #include "model/train/transformer.h"
 #include "tests/support/layers/layer_fixture.h"
 
@@ -93,6 +94,10 @@ TEST(TensorStats, CountsOfOneTensor) {
             EXPECT_EQ(row.first_exponent + static_cast<int>(row.exponents.size()),
                       exponents.rbegin()->first + 1);
             EXPECT_NEAR(row.nmse(), error / energy, 1e-9 * error / energy);
+            double below = 0;
+            auto median = exponents.begin();
+            while (2 * (below += median->second) < row.counts.values) ++median;
+            EXPECT_EQ(report::tensor_stats_record(row).at("scale_exponent"), median->first);
         });
     }
 }

@@ -441,6 +441,8 @@ TEST(RunPlan, TextAndJsonAgree) {
         EXPECT_LE(plan.saved_used, plan.saved_reserved);
         EXPECT_GT(plan.saved_used, 0.0);
         EXPECT_EQ(json["parameters"]["total"], plan.total_parameters());
+        for (size_t i = 0; i < plan.parameters.size(); ++i)
+            EXPECT_EQ(json["parameters"]["parts"][i]["per_rank"], plan.parameters[i].per_rank);
         if (const double total = static_cast<double>(plan.total_parameters()); total > 1e9 && total < 1e11)
             expect_contains(text, fmt::format("{:.{}f} B", total / 1e9, total < 1e10 ? 3 : 2));
         EXPECT_EQ(json["memory_bytes"]["categories"].size(), plan.memory.size());

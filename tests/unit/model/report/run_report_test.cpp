@@ -99,6 +99,19 @@ TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
               "a step\nexchange: y\nwarning: x\nanother step\ndone: 2\n");
 }
 
+TEST(RunReport, RedoneStepsAndTheirCapacity) {
+    RedoneSteps steps;
+    StepResult result{.step = 4, .seconds = 2, .redone = 1, .redo_seconds = 0.5};
+    steps.add(result);
+    steps.add({.seconds = 3});
+    EXPECT_EQ(redone_text(steps), "1 of 2 iterations, 1 time in all: 0.5 s lost, 10.0 % of their time");
+    Config config;
+    config.model.seq_length = 64;
+    config.moe.moe_router_topk = 2;
+    expect_contains(capacity_text(config, result, {.layer = 256, .together = 512}),
+                    "256 rows per layer (2.00 x an even share) and 512 for all layers");
+}
+
 TEST(RunReport, PluralsAndReservedMemory) {
     EXPECT_EQ(counted(1, "micro-batch"), "1 micro-batch");
     EXPECT_EQ(counted(2, "micro-batch"), "2 micro-batches");

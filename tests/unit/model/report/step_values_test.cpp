@@ -64,6 +64,11 @@ TEST(StepLine, HasMegatronsFieldsInMegatronsOrder) {
         line.ends_with("skipped iterations:   1 | number of nan iterations:   1 | load max/mean: 1.31 "
                        "| dead experts: 3 | redone: 2 |"))
         << line;
+    result = first_step();
+    result.grad_norm = INFINITY;
+    result.load = {{.equal_choices = 0.875}, {.equal_choices = 0.625}};
+    EXPECT_EQ(values(small(100), result).find("nan_iterations"), 1);
+    EXPECT_EQ(values(small(100), result).find("equal_choices_mean"), 0.75);
 }
 
 TEST(StepLine, IsShortAndFitsATerminal) {

@@ -144,7 +144,7 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
                           .tokens = 1000,
                           .load = {{.layer = 1}, {.layer = 3}}};
         file.step(values_of(config, 1e6, result, 4, 1 << 20));
-        file.evaluation(11, 2.0);
+        file.evaluation(11, 3.0);
     }
     EXPECT_EQ(std::filesystem::path(path).filename().string().substr(0, 20), "events.out.tfevents.");
     const std::vector<ReadEvent> events = Parser(read_whole(path)).events();
@@ -171,8 +171,8 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
         {"moe/global_load_balancing_loss_layer_3", {11, 3.0f}},
         {"iteration-time", {11, 0.5f}},
         {"mem-max-allocated-bytes", {11, 1048576.0f}},
-        {"lm loss validation", {11, 2.0f}},
-        {"lm loss validation ppl", {11, std::exp(2.0f)}}};
+        {"lm loss validation", {11, 3.0f}},
+        {"lm loss validation ppl", {11, std::exp(3.0f)}}};
     for (const auto& [tag, value] : expected) {
         ASSERT_TRUE(scalars.contains(tag)) << tag;
         EXPECT_EQ(scalars[tag].first, value.first) << tag;

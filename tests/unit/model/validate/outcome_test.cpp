@@ -117,6 +117,34 @@ TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     expect_contains(report::noise_text(all), "noise within one run only");
 }
 
+TEST(Outcome, AnOpenVerdictSaysHowMuchMoreWouldDecide) {
+    std::vector<Arm> arms = arms_of({"bf16", "flow"});
+    Config config = arms.front().config;
+    const auto judged = [&](const Runs& runs, double limit) {
+        config.validate.max_relative_loss_error = limit;
+        const Outcomes all = outcomes_of(runs, arms, config.validate);
+        EXPECT_EQ(all.arms[1].verdict, Verdict::inconclusive);
+        return std::pair(all.arms[1], nlohmann::json(report::validate_json(all, arms, config).at("arms")[1]));
+    };
+    Runs runs;
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("bf16", seed, 0));
+        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
+    }
+    const auto [seeds, of_seeds] = judged(runs, 0.003 / 2.2);
+    EXPECT_EQ(of_seeds.at("seeds_to_decide"), std::round(3 * seeds.growth.value()));
+    const nlohmann::json& difference = of_seeds.at("training_difference");
+    for (const int i : {0, 1})
+        EXPECT_NEAR(difference.at("interval_percent")[i].get<double>(),
+                    difference.at("interval_nats")[i].get<double>() * 100 / 2.2, 1e-12);
+    runs = {run_of("bf16", 7, 0), run_of("flow", 7, 0.01)};
+    for (size_t i = 0; i < kSteps; ++i) runs[1].curve.loss[i] += i % 2 == 0 ? 0.001 : -0.001;
+    const auto [one, of_one] = judged(runs, 0.0101 / 2.7);
+    const double tokens =
+        static_cast<double>(100 * config.training.global_batch_size * config.model.seq_length);
+    EXPECT_DOUBLE_EQ(of_one.at("tokens_to_decide").get<double>(), one.growth.value() * tokens);
+}
+
 // The pooled variance, which is that of seeds. Where it may not be pooled, blocks of steps.
 TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
     Runs runs;
