@@ -15,12 +15,15 @@ using namespace hopper::quantize;
 
 namespace {
 
+Granularity granularity_of(const ScaledTensor& dst) {
+    return dst.layout == ScaleLayout::mx32 ? Granularity::mx : Granularity::block;
+}
+
 // The transposed output of one source. One scale per column of a group needs a separate pass for its amax.
 TileOutput column_output(const TileSource& source, const TileShape& shape, const ScaledTensor& dst,
                          const QuantizeRule& rule, const HopperOps::Workspace& workspace,
                          const Launch& launch) {
-    if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Granularity::block);
-    if (dst.layout == ScaleLayout::mx32) return tile_columns(dst, Granularity::mx);
+    if (dst.layout != ScaleLayout::group_row) return tile_columns(dst, granularity_of(dst));
     uint32_t* amax = workspace.partials_for<uint32_t>(shape.groups.num_groups * shape.cols);
     const TileOutput output = launch_column_scales(source, shape, amax, rule, dst, launch);
     if (shape.groups.counts == nullptr && shape.groups.rows == 0)  // one group of 0 rows
@@ -53,18 +56,16 @@ void HopperOps::do_quantize_columns(const op::QuantizeColumns& args, const Launc
 
 void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& launch) {
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
-    if (args.rows.layout == ScaleLayout::row) {  // one scale per row does not fit into tiles
+    // one scale per row or column does not fit into tiles
+    if (args.rows.layout == ScaleLayout::row || args.columns.layout == ScaleLayout::group_row) {
         launch_quantize_rows(args.src, args.groups, rule, args.rows, launch);
         launch_columns(args.src, args.groups, args.columns, rule, workspace(launch), launch);
         return;
     }
-    const TileSource source = {.values = row_view(args.src)};
-    const TileShape shape = tile_shape(args.src, args.groups, args.columns.data);
-    const TileOutput rows =
-        tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Granularity::mx : Granularity::block);
-    launch_quantize_tiles(source, shape, rows,
-                          column_output(source, shape, args.columns, rule, workspace(launch), launch), rule,
-                          launch);
+    launch_quantize_tiles({.values = row_view(args.src)},
+                          tile_shape(args.src, args.groups, args.columns.data),
+                          tile_rows(args.rows, granularity_of(args.rows)),
+                          tile_columns(args.columns, granularity_of(args.columns)), rule, launch);
 }
 
 void HopperOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch& launch) {

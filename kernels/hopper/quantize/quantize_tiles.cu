@@ -395,7 +395,6 @@ void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf w
     if (what == AmaxOf::everything && shape.batches == 1 && source.block_scales == nullptr &&
         source.rstd == nullptr && launch_rows_amax(source.values, shape.groups, shape.capacity, amax, launch))
         return;
-    if (what == AmaxOf::columns && launch_column_amax(source, shape, amax, launch)) return;
     launch_kernel(tile_amax_kernel, tile_grid(shape, launch), kThreads, launch, "tile_amax",
                   AmaxJob{source, shape, what, amax});
 }

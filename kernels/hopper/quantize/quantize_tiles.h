@@ -92,10 +92,6 @@ enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch);
 
-// AmaxOf::columns of BF16 rows, into entries that hold 0 (column_amax.cu): true if launched.
-bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32_t* amax,
-                        const Launch& launch);
-
 // Replaces amax bits by multipliers and stores the scales; a group of 0 rows has scale 0.
 struct TableScales {
     uint32_t* amax;

@@ -27,8 +27,7 @@ struct WideJob {
     RowView rows;  // optional
     RowScales row_scales;
     RowView columns;
-    float* column_scales;      // [tile of rows, cols]
-    const float* multipliers;  // [group, cols]: computed by an earlier kernel; no scales are stored
+    float* column_scales;  // [tile of rows, cols]
     DeviceGroups groups;
     int64_t extent;
     int cols, col_tiles, step_rows, step_cols;
@@ -156,8 +155,7 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
     }
 }
 
-// BF16 [M, K] -> transposed FP8 [K, M] with 128x1 scales (or with multipliers known before), with kBoth also
-// FP8 [M, K] with 1x128 scales.
+// BF16 [M, K] -> transposed FP8 [K, M] with 128x1 scales, with kBoth also FP8 [M, K] with 1x128 scales.
 // Lower bound: reads every value once, writes its FP8 value once or twice, plus scales. At 32768 x 7168:
 // columns 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms.
 // Grid-stride over tiles, columns fastest. A thread keeps 4 rows x 16 bytes as BF16. The loads of the next
@@ -177,34 +175,24 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
     __shared__ uint4 transposed_pieces[kTransposedWords / 4];
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     float* const multipliers = reinterpret_cast<float*>(multiplier_pieces);
-    const int thread = static_cast<int>(threadIdx.x);
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles,
         col_tile = static_cast<int>(blockIdx.x) % job.col_tiles;
-    const bool known = job.multipliers != nullptr;
     TileWalker walker(job.groups, job.extent, 1);
     RowTile tile;
     uint4 words[kRows];
     bool more = walker.seek(row_tile, tile);
     if (more) load_tile(job, src_base, tile, col_tile, words);
     while (more) {
-        if (known) {
-            if (thread < kTile)
-                multipliers[pair_index(thread / 2) * 2 + thread % 2] =
-                    job.multipliers[tile.group * job.cols + col_tile * kTile + thread];
-        } else {
-            store_maxima(words, part_pieces);
-        }
+        store_maxima(words, part_pieces);
         if constexpr (kBoth) {
             write_rows<kFp8>(job, words, tile, col_tile);
 #pragma unroll
             for (int k = 0; k < kRows; ++k) opaque(words[k]);
         }
         __syncthreads();
-        if (!known) {
-            scale_columns<kFp8>(job, tile, col_tile, dst_base, part_pieces, multipliers);
-            __syncthreads();
-        }
+        scale_columns<kFp8>(job, tile, col_tile, dst_base, part_pieces, multipliers);
+        __syncthreads();
         transpose_values<kFp8>(words, multipliers, transposed);
 
         const RowTile done = tile;
@@ -227,11 +215,11 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
 
 bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                                 const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
-    const bool both = rows.share != Granularity::none, table = columns.share == Granularity::column;
+    const bool both = rows.share != Granularity::none;
     if (source.values.dtype != DType::bf16 || source.block_scales != nullptr || shape.batches != 1 ||
         source.rstd != nullptr || shape.cols % kTile != 0 || !source.values.vector)
         return false;
-    if (columns.share != Granularity::block && !table) return false;
+    if (columns.share != Granularity::block) return false;
     if (both &&
         (rows.share != Granularity::block || !rows.data.vector || rows.data.dtype != columns.data.dtype))
         return false;
@@ -243,7 +231,6 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
                          .row_scales = rows.scales,
                          .columns = columns.data,
                          .column_scales = static_cast<float*>(columns.scales.data),
-                         .multipliers = table ? columns.multipliers : nullptr,
                          .groups = shape.groups,
                          .extent = shape.extent,
                          .cols = shape.cols,
