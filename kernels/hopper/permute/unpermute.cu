@@ -263,67 +263,34 @@ __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const
     }
 }
 
-enum class Access { any, bf16_vectors };
-
-// Calls visit(first row, end row) for this CTA's tiles. Consecutive CTAs take different groups at the same
-// fraction of each, so that the gradient rows read at one time belong to one part of the tokens, which stays
-// in L2. A group is cut into a power of two of parts, so that no 64-bit division is needed. Every row is read
-// here and pads are free, so a persistent loop is faster than one tile per CTA.
-template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGroups& groups, Visit visit) {
-    const unsigned count = static_cast<unsigned>(groups.num_groups);
-    const unsigned tiles = static_cast<unsigned>((groups.total() + kTileRows - 1) / kTileRows);
-    const int shift = 31 - __clz(static_cast<int>(max(1u, tiles / count)));
-    const unsigned items = count == 1 || tiles == 0 ? tiles : count << shift;
-    for (unsigned item = blockIdx.x; item < items; item += gridDim.x) {
-        const int64_t part = item / count, group = item % count;
-        const int64_t start = groups.offset(group), end = groups.offset(group + 1),
-                      in_group = (end - start + kTileRows - 1) / kTileRows;
-        const int64_t first_tile = count == 1 ? part : in_group * part >> shift,
-                      end_tile = count == 1 ? part + 1 : in_group * (part + 1) >> shift;
-        for (int64_t tile = first_tile; tile < end_tile; ++tile) {
-            const int64_t first = start + tile * kTileRows;
-            visit(first, min(end, first + kTileRows));
-        }
-    }
-}
-
-// The same by routed row. Access::bf16_vectors: BF16 rows, if K is above 8 or the plan has no recv_rows.
-// Access::any: any dtype and alignment. CTA: tiles of walk_parts, one warp per row, a lane's strand
-// every 32nd unit, with eight loads in flight. No barriers; row numbers are uniform in a warp. Deterministic:
-// fixed order, one writer per word.
-template <Access kAccess>
+// The same by routed row, for any dtype, alignment and K. CTA: tiles of walk_tiles, one warp per row, a
+// lane's strand every 32nd unit. No barriers; row numbers are uniform in a warp. Deterministic: fixed order,
+// one writer per word.
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
     static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);
-    const int64_t base = args.src.base(), prob_base = args.drow_prob.base();
+    const int64_t base = args.src.base();
     const int32_t* row_source = static_cast<const int32_t*>(args.row_source.data) + args.row_source.base();
-    float* drow_prob = static_cast<float*>(args.drow_prob.data) + prob_base;
+    float* drow_prob = static_cast<float*>(args.drow_prob.data) + args.drow_prob.base();
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    walk_parts(args.groups, [&](int64_t first_row, int64_t end_row) {
+    walk_tiles(args.groups, [&](int, int, int first_row, int end_row) {
         const int64_t row = first_row + warp;
         if (row >= end_row) return;
         const int64_t source = row_source[row];
         float strand = 0.0f;
-        if (source >= 0) {
-            if constexpr (kAccess == Access::bf16_vectors) {
-                const int units = static_cast<int>(args.hidden / kUnit);
-                strand = strand_dot(static_cast<const uint4*>(args.ddst.data) + source * units,
-                                    static_cast<const uint4*>(args.src.data) + (base + row) * units, units);
-            } else {
-                for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
-                    const int64_t width = args.hidden - column;
-                    float gradient[kUnit], value[kUnit];
-                    load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
-                                 args.vectorised, gradient);
-                    load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
-                                 args.vectorised, value);
+        for (int64_t column = lane * kUnit; source >= 0 && column < args.hidden;
+             column += kWarpSize * kUnit) {
+            const int64_t width = args.hidden - column;
+            float gradient[kUnit], value[kUnit];
+            load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
+                         args.vectorised, gradient);
+            load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
+                         args.vectorised, value);
 #pragma unroll
-                    for (int i = 0; i < kUnit; ++i)
-                        if (i < width) strand = fma_float(gradient[i], value[i], strand);
-                }
-            }
-            strand = warp_sum(strand);
+            for (int i = 0; i < kUnit; ++i)
+                if (i < width) strand = fma_float(gradient[i], value[i], strand);
         }
+        strand = warp_sum(strand);
         if (lane == 0) drow_prob[row] = strand;
     });
 }
@@ -418,9 +385,7 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
                    kernel_args);
         return;
     }
-    const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
-                             : unpermute_probs_backward_kernel<Access::any>;
-    launch_kernel(kernel, grid_for(ceil_div(capacity, kTileRows), launch), kThreads, launch,
+    launch_kernel(unpermute_probs_backward_kernel, walk_grid(capacity, launch), kThreads, launch,
                   "unpermute_probs_backward", kernel_args);
 }
 
