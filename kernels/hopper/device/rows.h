@@ -158,12 +158,8 @@ __device__ __forceinline__ void store_fp8(const RowView& t, int64_t row, int col
 }
 
 // ---- maxima
-// |x| as ordered bits; NaN counts as 0. Maxima of bits are the same in any order.
-__device__ __forceinline__ uint32_t magnitude_bits(float x) {
-    const uint32_t bits = __float_as_uint(x) & 0x7FFFFFFFu;
-    return bits > 0x7F800000u ? 0u : bits;
-}
-// The same over a unit; fmaxf ignores a NaN: one instruction per element.
+// The maximum of |x| over a unit as ordered bits; NaN counts as 0. Maxima of bits are the same in any order.
+// fmaxf ignores a NaN: one instruction per element.
 __device__ __forceinline__ uint32_t unit_magnitude(const float (&v)[kUnit]) {
     float largest = 0.0f;
 #pragma unroll
