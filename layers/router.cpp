@@ -34,12 +34,9 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     losses_ = state_->tensor(DType::f32, {op::kRouterLosses}, "router");
     if (moe.balances_by(BalancingLoss::global_aux_loss))
         global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
-    for (const TensorView& view : {counts_, losses_, global_counts_})
+    if (moe.moe_router_enable_expert_bias) bias_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
+    for (const TensorView& view : {counts_, losses_, global_counts_, bias_})
         if (view) device.fill(view.data, 0, static_cast<size_t>(view.bytes()));
-    if (moe.moe_router_enable_expert_bias) {
-        bias_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
-        device.fill(bias_.data, 0, static_cast<size_t>(bias_.bytes()));
-    }
 }
 
 void Router::use_model_statistics(int64_t moe_layer, const TensorView& counts, const TensorView& losses) {
