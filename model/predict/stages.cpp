@@ -3,6 +3,7 @@
 #include "model/predict/stages.h"
 
 #include "kernels/core/scaled_tensor.h"
+#include "layers/flows/fp8_flow.h"
 #include "layers/parameter.h"
 
 #include <fmt/format.h>
@@ -464,10 +465,7 @@ bool knows(const PrecisionSpec& precision) {
     switch (precision.recipe) {
         case Recipe::bf16: return true;
         case Recipe::fp8_blockwise: return precision.fp8_wgrad;
-        case Recipe::fp8_flow:
-            return precision.moe_quantize_before_dispatch && precision.moe_scaling_aware_transpose &&
-                   precision.moe_permute_padding_for_fp8 && precision.moe_act_quantize_fusion &&
-                   precision.moe_norm_quantize_fusion && precision.fp8_wgrad;
+        case Recipe::fp8_flow: return !is_ablation(precision) && precision.moe_norm_quantize_fusion;
         default: return false;
     }
 }
