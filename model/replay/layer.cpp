@@ -73,15 +73,10 @@ void ReplayLayer::copy_rows(std::span<const Bf16> values, const TensorView& rows
     device().copy_in(rows.data, values.data(), values.size_bytes());
 }
 
-HostValues ReplayLayer::topk_ids() const {
-    return integers_of(layer_->saved().route.ids, layer_->saved().route.ids.numel());
-}
-
-HostValues ReplayLayer::integers_of(const TensorView& view, int64_t count) const {
+HostValues ReplayLayer::integers_of(const TensorView& view) const {
     HostValues host;
     host.shape.assign(view.dims, view.dims + view.rank);
-    if (view.rank == 1) host.shape[0] = count;
-    host.integers.resize(to_size(count));
+    host.integers.resize(to_size(view.numel()));
     ops_->device().copy_out(host.integers.data(), view.data, host.integers.size() * sizeof(int32_t));
     return host;
 }
@@ -117,7 +112,7 @@ void ReplayLayer::record_plan() {
     std::vector<int64_t> counts(groups), offsets(groups + 1);
     device().copy_out(counts.data(), plan.groups.counts.data, counts.size() * sizeof(int64_t));
     device().copy_out(offsets.data(), plan.groups.offsets.data, offsets.size() * sizeof(int64_t));
-    const std::vector<int32_t> ids = integers_of(plan.all_ids, plan.all_ids.numel()).integers;
+    const std::vector<int32_t> ids = integers_of(plan.all_ids).integers;
     const auto topk = to_size(plan.topk);
     const int64_t local = plan.num_local_experts, first_expert = groups_.expert_parallel->rank() * local;
     const bool by_source = plan.groups.num_groups > local;

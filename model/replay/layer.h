@@ -46,7 +46,7 @@ public:
     HostValues output() const { return floats_of(y_); }
     HostValues router_logits() const { return floats_of(layer_->saved().route.logits); }
     HostValues topk_weights() const { return floats_of(layer_->saved().route.probs); }
-    HostValues topk_ids() const;
+    HostValues topk_ids() const { return integers_of(layer_->saved().route.ids); }
     // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each GEMM of
     // the experts read and wrote so far, FP8 dequantised; of the shared expert under "shared.". A name with
     // grad_ is the gradient of what has the name without.
@@ -63,7 +63,7 @@ private:
     void gemm(Context& ctx, std::string_view stage, const ScaledTensor& operand, const TensorView& result,
               const RowGroups& groups) override;
     void router_gradient(Context& ctx, const TensorView& dprobs) override;
-    HostValues integers_of(const TensorView& view, int64_t count) const;
+    HostValues integers_of(const TensorView& view) const;
 
     ProcessGroup& world_;
     ReplayRecord record_;
