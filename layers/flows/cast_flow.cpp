@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::array kCast = {Quantized::x, Quantized::a, Quantized::dy, Quantized::dh};
 
+bool has(const Rule& rule, ScaleLayout layout) { return rule.rows == layout || rule.columns == layout; }
+
 }  // namespace
 
 Rule CastFlow::full_rule(Quantized tensor) const {
@@ -31,11 +33,10 @@ void CastFlow::check_rules() const {
         refuse_rule(Quantized::weights, "scale layouts", "none: that of weights is in weight_format");
     for (const Quantized tensor : kCast) {
         const Rule rule = full_rule(tensor);
-        const auto has = [&](ScaleLayout layout) { return rule.rows == layout || rule.columns == layout; };
         if (rule.clip < 1) refuse_rule(tensor, fmt::format("clip {}", rule.clip), "1: only fp8_flow clips");
-        if (has(ScaleLayout::tensor) && rule.rows != rule.columns)
+        if (has(rule, ScaleLayout::tensor) && rule.rows != rule.columns)
             refuse_rule(tensor, "scales tensor in one direction", "tensor in both, or in none");
-        if (has(ScaleLayout::mx32) && rule.scales == ScaleFormat::fp32 &&
+        if (has(rule, ScaleLayout::mx32) && rule.scales == ScaleFormat::fp32 &&
             precision_.scale_format == ScaleFormat::pow2)
             refuse_rule(tensor, "scales fp32 with mx32", "pow2");
         if (tensor == Quantized::x && norm_casts() && rule.dtype != DType::e4m3)
@@ -45,14 +46,11 @@ void CastFlow::check_rules() const {
 
 // Tiles of 128 rows; blocks of 32 along them; FP8 leading dimensions of a multiple of 16 bytes.
 std::vector<int64_t> CastFlow::row_alignments() const {
-    const auto has = [&](ScaleLayout layout) {
-        return std::any_of(kCast.begin(), kCast.end(), [&](Quantized tensor) {
-            const Rule rule = full_rule(tensor);
-            return rule.rows == layout || rule.columns == layout;
-        });
+    const auto any = [&](ScaleLayout layout) {
+        return std::ranges::any_of(kCast, [&](Quantized tensor) { return has(full_rule(tensor), layout); });
     };
-    if (has(ScaleLayout::vec128)) return {128};
-    return has(ScaleLayout::mx32) ? std::vector<int64_t>{32, 128} : std::vector<int64_t>{16, 32, 128};
+    if (any(ScaleLayout::vec128)) return {128};
+    return any(ScaleLayout::mx32) ? std::vector<int64_t>{32, 128} : std::vector<int64_t>{16, 32, 128};
 }
 double CastFlow::operand_bytes() const {
     return std::max(fp8_bytes(row_layout()), fp8_bytes(column_layout()));
