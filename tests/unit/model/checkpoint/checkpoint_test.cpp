@@ -42,6 +42,9 @@ void expect_rest(const TrainingRun& whole, const TrainingRun& rest, size_t skipp
         EXPECT_EQ(rest.steps[i].lm_loss, whole.steps[skipped + i].lm_loss) << "step " << skipped + i;
         EXPECT_EQ(rest.steps[i].grad_norm, whole.steps[skipped + i].grad_norm) << "step " << skipped + i;
         EXPECT_EQ(rest.steps[i].learning_rate, whole.steps[skipped + i].learning_rate);
+        const std::vector<RouterLoss>&a = rest.steps[i].router_losses,
+              &b = whole.steps[skipped + i].router_losses;
+        EXPECT_TRUE(std::ranges::equal(a, b, {}, &RouterLoss::by_layer, &RouterLoss::by_layer));
     }
     expect_same_bits(rest.state, whole.state);
 }
@@ -105,6 +108,10 @@ TEST(Checkpoint, OfAnEarlierVersionGoesOnWithItsRules) {
     now.origin["training.lr_warmup_style"] = "--set";
     const TrainingRun chosen = train_with_checkpoints(now, 2, {folder.path(), 5});
     EXPECT_DOUBLE_EQ(chosen.steps.at(0).learning_rate, before.training.lr * 3 / 8);
+    now.origin.erase("training.lr_warmup_style");
+    now.checkpoint.load = folder.path();
+    now.checkpoint.finetune = true;  // a run that begins with its weights has the rules of this version
+    EXPECT_EQ(train_with_checkpoints(now, 2, {folder.path(), 1}).steps.at(0).learning_rate, 0);
 }
 
 // A step that is skipped before the checkpoint, and one after it.
