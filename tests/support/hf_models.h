@@ -74,6 +74,12 @@ inline void on_one_rank(const std::function<void(ProcessGroup&)>& body) { run_th
 
 inline float at(const TensorView& view, int64_t i) { return view.as<float>()[i]; }
 
+inline Parameter& parameter_of(ParameterStore& store, const std::string& ending) {
+    for (Parameter& p : store.all())
+        if (p.spec.name.ends_with(ending)) return p;
+    throw std::runtime_error("no parameter " + ending);
+}
+
 // gate, up, down of all experts under the given names; {} is the expert's number.
 inline std::vector<HandMade> experts(const std::string& gate, const std::string& up,
                                      const std::string& down) {

@@ -55,11 +55,7 @@ public:
         return load_weights(set, names, targets(), {case_.model, case_.moe}, names.scopes(), store_,
                             rank_.ops.device());
     }
-    Parameter& parameter(const std::string& ending) {
-        for (Parameter& p : store_.all())
-            if (p.spec.name.ends_with(ending)) return p;
-        throw std::runtime_error("no parameter " + ending);
-    }
+    Parameter& parameter(const std::string& ending) { return parameter_of(store_, ending); }
     TensorView bias() { return layer_.router().expert_bias(); }
 
 private:
@@ -86,12 +82,28 @@ void expect_experts(Layer& layer, int64_t first, int64_t count) {
     EXPECT_EQ(wrong, 0);
 }
 
-TEST(HfWeights, MixtralByItsOwnNames) {
-    const TemporaryFolder folder;
-    const std::string p = "model.layers.7.block_sparse_moe.";
+constexpr const char* kMixtral = "model.layers.7.block_sparse_moe.";
+std::vector<HandMade> mixtral_tensors() {
+    const std::string p = kMixtral;
     auto tensors =
         experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
+    return tensors;
+}
+
+// Of the router of sigmoid scores.
+HandMade expert_bias(const std::string& name) {
+    return {{name, FileDType::f32, {kE}},
+            [](int64_t r, int64_t) { return 0.1 * static_cast<double>(r) - 0.2; }};
+}
+void expect_expert_bias(Layer& layer) {
+    for (int64_t e = 0; e < kE; ++e)
+        EXPECT_EQ(at(layer.bias(), e), static_cast<float>(0.1 * static_cast<double>(e) - 0.2));
+}
+
+TEST(HfWeights, MixtralByItsOwnNames) {
+    const TemporaryFolder folder;
+    auto tensors = mixtral_tensors();
     tensors.push_back(
         marked("model.layers.6.block_sparse_moe.gate.weight", {9, 9}, 1));  // another layer's business
     const std::string path = write_file(folder, "m.safetensors", tensors);
@@ -107,12 +119,8 @@ TEST(HfWeights, MixtralByItsOwnNames) {
 // The name of the bias is next to the gate, not below it (gate.NAME).
 TEST(HfWeights, MiniMaxM2ByItsOwnNames) {
     const TemporaryFolder folder;
-    const std::string p = "model.layers.7.block_sparse_moe.";
-    auto tensors =
-        experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
-    tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
-    tensors.push_back({{p + "e_score_correction_bias", FileDType::f32, {kE}},
-                       [](int64_t r, int64_t) { return 0.1 * static_cast<double>(r) - 0.2; }});
+    auto tensors = mixtral_tensors();
+    tensors.push_back(expert_bias(std::string(kMixtral) + "e_score_correction_bias"));
     const std::string path = write_file(folder, "m.safetensors", tensors);
     on_one_rank([&](ProcessGroup& group) {
         LayerCase c = moe_case();
@@ -121,8 +129,17 @@ TEST(HfWeights, MiniMaxM2ByItsOwnNames) {
         Layer layer(group, c);
         EXPECT_EQ(layer.load(path, 7).tensors, 14);
         expect_experts(layer, 0, kE);
-        for (int64_t e = 0; e < kE; ++e)
-            EXPECT_EQ(at(layer.bias(), e), static_cast<float>(0.1 * static_cast<double>(e) - 0.2));
+        expect_expert_bias(layer);
+    });
+}
+
+void expect_experts_on_two_ranks(const std::string& path, int64_t hf_layer) {
+    run_thread_ranks(2, 60, [&](ProcessGroup& group) {
+        LayerCase c = moe_case();
+        c.tokens = {64, 64};
+        Layer layer(group, c);
+        layer.load(path, hf_layer);
+        expect_experts(layer, 2 * group.rank(), 2);
     });
 }
 
@@ -132,14 +149,7 @@ TEST(HfWeights, Qwen3ByItsOwnNamesOnTwoRanks) {
     auto tensors = experts(p + "experts.{}.gate_proj.weight", p + "experts.{}.up_proj.weight",
                            p + "experts.{}.down_proj.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
-    const std::string path = write_file(folder, "m.safetensors", tensors);
-    run_thread_ranks(2, 60, [&](ProcessGroup& group) {
-        LayerCase c = moe_case();
-        c.tokens = {64, 64};
-        Layer layer(group, c);
-        layer.load(path, 0);
-        expect_experts(layer, 2 * group.rank(), 2);
-    });
+    expect_experts_on_two_ranks(write_file(folder, "m.safetensors", tensors), 0);
 }
 
 TEST(HfWeights, FusedExpertsAndNamesWithoutPrefix) {
@@ -157,14 +167,7 @@ TEST(HfWeights, FusedExpertsAndNamesWithoutPrefix) {
     };
     for (const char* prefix : {"model.layers.3.mlp.", "layers.3.mlp.", "mlp.", ""}) {
         SCOPED_TRACE(prefix);
-        const std::string path = write_file(folder, "m.safetensors", fused(prefix));
-        run_thread_ranks(2, 60, [&](ProcessGroup& group) {
-            LayerCase c = moe_case();
-            c.tokens = {64, 64};
-            Layer layer(group, c);
-            layer.load(path, 3);
-            expect_experts(layer, 2 * group.rank(), 2);
-        });
+        expect_experts_on_two_ranks(write_file(folder, "m.safetensors", fused(prefix)), 3);
     }
 }
 
@@ -186,8 +189,7 @@ double scale_at(int tag, int64_t r, int64_t c) {
 std::vector<HandMade> deepseek_tensors(int64_t hidden = kH) {
     const std::string p = kDeepSeek;
     std::vector<HandMade> all = {marked(p + "gate.weight", {kE, hidden}, 99),
-                                 {{p + "gate.e_score_correction_bias", FileDType::f32, {kE}},
-                                  [](int64_t r, int64_t) { return 0.1 * static_cast<double>(r) - 0.2; }}};
+                                 expert_bias(p + "gate.e_score_correction_bias")};
     const auto fp8 = [&](const std::string& name, int64_t rows, int64_t cols, int tag) {
         all.push_back(marked(name, {rows, cols}, tag));
         all.back().tensor.dtype = FileDType::e4m3;
@@ -232,8 +234,7 @@ TEST(HfWeights, DeepSeekV3InFp8IsDequantisedIntoTheMasters) {
                 ASSERT_EQ(at(shared1, (256 + r) * kWide + h), dequantised(92, r, h));
                 ASSERT_EQ(at(shared2, h * 256 + r), dequantised(93, h, r));
             }
-        for (int64_t e = 0; e < kE; ++e)
-            EXPECT_EQ(at(layer.bias(), e), static_cast<float>(0.1 * static_cast<double>(e) - 0.2));
+        expect_expert_bias(layer);
         // the working copies follow the masters
         const Parameter& w2 = layer.parameter("moe.experts.linear_fc2.weight");
         EXPECT_NEAR(to_float(E4m3{w2.fprop.data.bytes_ptr()[5]}) *
