@@ -34,6 +34,23 @@ Run diverged(const std::string& arm, int64_t seed) {
     return run;
 }
 
+// flow is further from bf16 with each seed.
+Runs three_seeds() {
+    Runs runs;
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("bf16", seed, 0));
+        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
+    }
+    return runs;
+}
+
+// The difference of one seed, with noise from step to step.
+Runs one_seed() {
+    Runs runs = {run_of("bf16", 7, 0), run_of("flow", 7, 0.01)};
+    for (size_t i = 0; i < kSteps; ++i) runs[1].curve.loss[i] += i % 2 == 0 ? 0.001 : -0.001;
+    return runs;
+}
+
 std::vector<Arm> arms_of(const std::vector<std::string>& names) {
     std::vector<Arm> arms;
     for (const std::string& name : names)
@@ -100,9 +117,8 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
 
 TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     const std::vector<Arm> arms = arms_of({"bf16", "flow"});
-    Runs runs = {run_of("bf16", 7, 0), run_of("flow", 7, 0.01)};
-    for (size_t i = 0; i < kSteps; ++i) runs[1].curve.loss[i] += i % 2 == 0 ? 0.001 : -0.001;
     const Config& config = arms.front().config;
+    const Runs runs = one_seed();  // outcomes point to them
     const Outcomes all = outcomes_of(runs, arms, config.validate);
     EXPECT_EQ(all.arms[1].training.noise, Noise::run);
     EXPECT_EQ(all.arms[1].held_out.noise, Noise::unknown);
@@ -126,20 +142,13 @@ TEST(Outcome, AnOpenVerdictSaysHowMuchMoreWouldDecide) {
         EXPECT_EQ(all.arms[1].verdict, Verdict::inconclusive);
         return std::pair(all.arms[1], nlohmann::json(report::validate_json(all, arms, config).at("arms")[1]));
     };
-    Runs runs;
-    for (const int64_t seed : {1, 2, 3}) {
-        runs.push_back(run_of("bf16", seed, 0));
-        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
-    }
-    const auto [seeds, of_seeds] = judged(runs, 0.003 / 2.2);
+    const auto [seeds, of_seeds] = judged(three_seeds(), 0.003 / 2.2);
     EXPECT_EQ(of_seeds.at("seeds_to_decide"), std::round(3 * seeds.growth.value()));
     const nlohmann::json& difference = of_seeds.at("training_difference");
     for (const int i : {0, 1})
         EXPECT_NEAR(difference.at("interval_percent")[i].get<double>(),
                     difference.at("interval_nats")[i].get<double>() * 100 / 2.2, 1e-12);
-    runs = {run_of("bf16", 7, 0), run_of("flow", 7, 0.01)};
-    for (size_t i = 0; i < kSteps; ++i) runs[1].curve.loss[i] += i % 2 == 0 ? 0.001 : -0.001;
-    const auto [one, of_one] = judged(runs, 0.0101 / 2.7);
+    const auto [one, of_one] = judged(one_seed(), 0.0101 / 2.7);
     const double tokens =
         static_cast<double>(100 * config.training.global_batch_size * config.model.seq_length);
     EXPECT_DOUBLE_EQ(of_one.at("tokens_to_decide").get<double>(), one.growth.value() * tokens);
@@ -147,11 +156,7 @@ TEST(Outcome, AnOpenVerdictSaysHowMuchMoreWouldDecide) {
 
 // The pooled variance, which is that of seeds. Where it may not be pooled, blocks of steps.
 TEST(Outcome, AnArmWithOnePairAmongSeveralSeedsSaysWhatItsNoiseIs) {
-    Runs runs;
-    for (const int64_t seed : {1, 2, 3}) {
-        runs.push_back(run_of("bf16", seed, 0));
-        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
-    }
+    Runs runs = three_seeds();
     runs.push_back(run_of("late", 1, 0.5));
     const std::vector<Arm> arms = arms_of({"bf16", "flow", "late"});
     const Outcomes all = outcomes_of(runs, arms, {});
@@ -211,13 +216,9 @@ TEST(Outcome, PoolingIsSaidOnlyWhereAnIntervalHasIt) {
 }
 
 TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
-    Runs runs;
-    for (const int64_t seed : {1, 2, 3}) {
-        runs.push_back(run_of("bf16", seed, 0));
-        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
-    }
     const std::vector<Arm> arms = arms_of({"bf16", "flow"});
     const Config& config = arms.front().config;
+    const Runs runs = three_seeds();
     const Outcomes all = outcomes_of(runs, arms, config.validate);
     const Provenance provenance{.ranks = 1};
     const nlohmann::json page = expect_report_page(
