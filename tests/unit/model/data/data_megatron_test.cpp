@@ -86,6 +86,10 @@ std::vector<int32_t> windows_of(const TokenSource& source, Split split) {
     return firsts;
 }
 
+std::string refusal_of(const std::string& path, int64_t vocab = 1000) {
+    return error_of(ExitCode::data, [&] { MegatronSource(options_of(path, 0.25, vocab)); });
+}
+
 // The bytes of a small file written by hand from the format's description: two documents, three sequences,
 // uint16.
 TEST(Megatron, BytesByHand) {
@@ -225,8 +229,7 @@ TEST(Megatron, BrokenOnesAreRefusedWithFileAndNumbers) {
         const std::string name = "bad" + std::to_string(++count);
         folder.write(name + ".idx", set.index() + (file == ".idx" ? more : ""));
         folder.write(name + ".bin", set.bin() + (file == ".bin" ? more : ""));
-        const std::string text =
-            error_of(ExitCode::data, [&] { MegatronSource(options_of(folder.path(name), 0.25, 64)); });
+        const std::string text = refusal_of(folder.path(name), 64);
         expect_contains(text, name + file);
         expect_contains(text, part);
     };
@@ -288,26 +291,21 @@ TEST(Megatron, BrokenOnesAreRefusedWithFileAndNumbers) {
     folder.write("cut.bin", good.bin());
     for (size_t size = 0; size < index.size(); ++size) {
         folder.write("cut.idx", index.substr(0, size));
-        expect_contains(
-            error_of(ExitCode::data, [&] { MegatronSource(options_of(folder.path("cut"), 0.25, 64)); }),
-            "cut.idx");
+        expect_contains(refusal_of(folder.path("cut"), 64), "cut.idx");
     }
 }
 
 TEST(Megatron, MissingAndForeignFiles) {
     const TemporaryFolder folder;
-    const auto refusal = [&](const std::string& path) {
-        return error_of(ExitCode::data, [&] { MegatronSource(options_of(path)); });
-    };
+    const auto refusal = [&](const char* name) { return refusal_of(folder.path(name)); };
     folder.write("alone.idx", Dataset::of({{20}}).index());
-    expect_contains(refusal(folder.path("alone")), "alone.bin: No such file");
-    expect_contains(refusal(folder.path("nothing")), "nothing: No such file");
+    expect_contains(refusal("alone"), "alone.bin: No such file");
+    expect_contains(refusal("nothing"), "nothing: No such file");
     folder.write("text/a.txt", "text");
-    expect_contains(refusal(folder.path("text")), "no .idx file");
-    expect_contains(refusal(folder.path("text/a.txt")), "neither an .idx nor a .bin file");
+    expect_contains(refusal("text"), "no .idx file");
+    expect_contains(refusal("text/a.txt"), "neither an .idx nor a .bin file");
     Dataset::of({{4}, {20}}).write(folder, "short");
-    expect_contains(refusal(folder.path("short")),
-                    "the train part has 4 tokens, one sample needs seq_length + 1 = 9");
+    expect_contains(refusal("short"), "the train part has 4 tokens, one sample needs seq_length + 1 = 9");
     // A file that changes while we train.
     const Dataset set = Dataset::of({{40}, {9}});
     set.write(folder, "changing");
@@ -323,7 +321,7 @@ TEST(Megatron, VocabularyOfTheTokenizer) {
     Dataset::of({{20}, {20}}).write(folder, "a");
     const auto refuse = [&](const std::string& note) {
         folder.write("a.json", note);
-        return error_of(ExitCode::data, [&] { MegatronSource(options_of(folder.path("a"))); });
+        return refusal_of(folder.path("a"));
     };
     folder.write("a.json", R"({"vocab_size": 1000})");
     EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).vocab_size(), 1000);

@@ -30,6 +30,11 @@ std::string as_text(const std::vector<int32_t>& tokens) {
     return text;
 }
 
+// Of a file or folder; nothing is held out unless said.
+FileData text_in(const std::string& path, int64_t seq_length, double held_out = 0.0) {
+    return {.data_path = {path}, .held_out_fraction = held_out, .seq_length = seq_length};
+}
+
 TEST(DataFiles, BracesAreLists) {
     const TemporaryFolder folder;
     for (const char* name : {"a1.txt", "b2.txt", "c3.txt"}) folder.write(name, "x");
@@ -141,15 +146,15 @@ TEST(DataFiles, RefusesWithPathAndReason) {
     const TemporaryFolder folder;
     folder.write("c/a.txt", "a");
     ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
-    const auto list = [](Paths entries) { return [entries] { list_data_files(entries, {}); }; };
-    expect_contains(error_of(ExitCode::data, list({})), "data.data_path is empty");
-    expect_contains(error_of(ExitCode::data, list({""})), "empty entry");
-    expect_contains(error_of(ExitCode::data, list({folder.path("none")})),
-                    folder.path("none") + ": No such file");
-    expect_contains(error_of(ExitCode::data, list({folder.path("c/*.md")})), "no file matches");
-    expect_contains(error_of(ExitCode::data, list({folder.path("pipe")})),
-                    "neither a regular file nor a folder");
-    expect_contains(error_of(ExitCode::data, list({folder.path("c/a.txt/x")})), "Not a directory");
+    const auto refusal = [](const Paths& entries) {
+        return error_of(ExitCode::data, [&] { list_data_files(entries, {}); });
+    };
+    expect_contains(refusal({}), "data.data_path is empty");
+    expect_contains(refusal({""}), "empty entry");
+    expect_contains(refusal({folder.path("none")}), folder.path("none") + ": No such file");
+    expect_contains(refusal({folder.path("c/*.md")}), "no file matches");
+    expect_contains(refusal({folder.path("pipe")}), "neither a regular file nor a folder");
+    expect_contains(refusal({folder.path("c/a.txt/x")}), "Not a directory");
     expect_contains(error_of(ExitCode::data, [&] { read_data_file(folder.path("pipe"), 10); }),
                     folder.path("pipe"));
 }
@@ -174,7 +179,7 @@ TEST(Text, TheSplitDependsOnTheRelativePathOnly) {
     write_labelled_files(one, 60);
     write_labelled_files(two, 60);
     two.write("corpus/zz/extra.txt", "some more text that the first folder does not have");
-    const TextSource a(FileData{.data_path = {one.path("corpus")}, .seq_length = 16});
+    const TextSource a(text_in(one.path("corpus"), 16, 0.1));
     const TextSource b(FileData{.data_path = {two.path("corpus")}, .seq_length = 16, .seed = 99});
     for (const Split split : {Split::train, Split::held_out})
         for (const std::string& file : a.files(split)) {
@@ -184,12 +189,9 @@ TEST(Text, TheSplitDependsOnTheRelativePathOnly) {
             EXPECT_EQ(is_held_out(file, 0.1), split == Split::held_out);
         }
     EXPECT_NE(a.fingerprint(), b.fingerprint());
-    const TextSource other_share(
-        FileData{.data_path = {one.path("corpus")}, .held_out_fraction = 0.2, .seq_length = 16});
-    EXPECT_NE(a.fingerprint(), other_share.fingerprint());
+    EXPECT_NE(a.fingerprint(), TextSource(text_in(one.path("corpus"), 16, 0.2)).fingerprint());
     std::filesystem::rename(one.path("corpus/d0/f0.txt"), one.path("corpus/d0/f00.txt"));
-    EXPECT_NE(a.fingerprint(),
-              TextSource(FileData{.data_path = {one.path("corpus")}, .seq_length = 16}).fingerprint());
+    EXPECT_NE(a.fingerprint(), TextSource(text_in(one.path("corpus"), 16, 0.1)).fingerprint());
     // Fixed for ever: a change of the hash would move held-out text of old runs into the train part of new
     // ones.
     EXPECT_EQ(fnv1a64("a"), 0xaf63dc4c8601ec8cULL);
@@ -204,8 +206,7 @@ TEST(Text, EveryTokenOfAnEpochIsVisitedOnceAndEpochsDiffer) {
     for (int i = 0; i < 400; ++i) text += static_cast<char>('a' + i % 26);
     folder.write("t/one.txt", text);
     folder.write("t/two.txt", text + "!");
-    const TextSource source(
-        FileData{.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 10});
+    const TextSource source(text_in(folder.path("t"), 10));
     EXPECT_EQ(source.num_tokens(Split::train), 400 + 401 + 2);
     EXPECT_EQ(source.num_tokens(Split::held_out), 0);
     const int64_t windows = source.samples_per_epoch(Split::train);
@@ -229,8 +230,7 @@ TEST(Text, BytesAreTokensAndDocumentsEndWith256) {
     std::string bytes = "x";
     for (int i = 1; i < 256; ++i) bytes += static_cast<char>(i);
     folder.write("t/a", bytes);
-    const TextSource source(
-        FileData{.data_path = {folder.path("t/a")}, .held_out_fraction = 0.0, .seq_length = 256});
+    const TextSource source(text_in(folder.path("t/a"), 256));
     EXPECT_EQ(source.vocab_size(), 257);
     const std::vector<int32_t> tokens = tokens_of(source, Split::train, 0);
     EXPECT_EQ(tokens[0], 'x');
@@ -247,17 +247,15 @@ TEST(Text, LeavesOutBinaryEmptyAndCopiedFiles) {
     folder.write("t/binary.o", std::string("ELF\0code", 8) + std::string(100, 'c'));
     folder.write("t/late_zero.txt",
                  std::string(4096, 'd') + std::string(1, '\0'));  // past the first 4 KiB: text
-    const TextSource source(
-        FileData{.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 8});
+    const TextSource source(text_in(folder.path("t"), 8));
     EXPECT_EQ(source.files(Split::train), (Paths{"a.txt", "b.txt", "late_zero.txt"}));
     expect_contains(source.description(), "left out 1 binary, 1 empty, 1 copies");
     EXPECT_EQ(source.warnings(), Paths{});
     // What is named itself is missed.
-    const std::string a = folder.path("t/a.txt"), b = folder.path("t/b.txt");
-    const TextSource named(FileData{.data_path = {a, b, folder.path("t/copy_of_b.txt"),
-                                                  folder.path("t/empty.txt"), folder.path("t/binary.o")},
-                                    .held_out_fraction = 0.0,
-                                    .seq_length = 8});
+    FileData files = text_in(folder.path("t/a.txt"), 8);
+    for (const char* name : {"b.txt", "copy_of_b.txt", "empty.txt", "binary.o"})
+        files.data_path.push_back(folder.path("t/") + name);
+    const TextSource named(files);
     ASSERT_EQ(named.warnings().size(), 3u);
     expect_contains(named.warnings()[0], "t/binary.o is not read: it is binary");
     expect_contains(named.warnings()[1], "t/copy_of_b.txt is not read: it is a copy of another");
@@ -267,21 +265,19 @@ TEST(Text, LeavesOutBinaryEmptyAndCopiedFiles) {
 TEST(Text, CutsAtTheLimitOfBytes) {
     const TemporaryFolder folder;
     for (const char* name : {"t/a", "t/b", "t/c"}) folder.write(name, std::string(100, name[2]));
+    const auto source = [&](int64_t limit) {
+        FileData options = text_in(folder.path("t"), 8);
+        options.max_bytes = limit;
+        return TextSource(options);
+    };
     const auto tokens = [&](int64_t limit) {
-        const TextSource source(FileData{
-            .data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
-        const bool cut = source.description().find("cut at data.max_bytes") != std::string::npos;
-        return std::pair(source.num_tokens(Split::train), cut);
+        const bool cut = source(limit).description().find("cut at data.max_bytes") != std::string::npos;
+        return std::pair(source(limit).num_tokens(Split::train), cut);
     };
     EXPECT_EQ(tokens(300), std::pair(int64_t{303}, false));
     EXPECT_EQ(tokens(299), std::pair(int64_t{302}, true));
     EXPECT_EQ(tokens(200), std::pair(int64_t{202}, true));
     EXPECT_EQ(tokens(150), std::pair(int64_t{152}, true));
-
-    const auto source = [&](int64_t limit) {
-        return TextSource(FileData{
-            .data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
-    };
     EXPECT_EQ(source(300).warnings(), Paths{});
     ASSERT_EQ(source(150).warnings().size(), 1u);
     EXPECT_EQ(
@@ -303,9 +299,7 @@ TEST(Text, WarnsOfAHeldOutPartFarFromItsShare) {
         const TemporaryFolder folder;
         for (size_t i = 0; i < lengths.size(); ++i)
             folder.write(fmt::format("t/{}", i), std::string(lengths[i], static_cast<char>('a' + i)));
-        return TextSource(
-                   FileData{.data_path = {folder.path("t")}, .held_out_fraction = fraction, .seq_length = 8})
-            .warnings();
+        return TextSource(text_in(folder.path("t"), 8, fraction)).warnings();
     };
     ASSERT_EQ(warnings({999, 999}).size(), 1u);
     EXPECT_EQ(
@@ -323,8 +317,7 @@ TEST(Text, BothPartsExistForAnyNumberOfFiles) {
         const TemporaryFolder folder;
         write_labelled_files(folder, count);
         for (const double fraction : {0.01, 0.5, 0.99}) {
-            const TextSource source(FileData{
-                .data_path = {folder.path("corpus")}, .held_out_fraction = fraction, .seq_length = 1});
+            const TextSource source(text_in(folder.path("corpus"), 1, fraction));
             EXPECT_GT(source.num_tokens(Split::train), 1) << count << " files, " << fraction;
             EXPECT_GT(source.num_tokens(Split::held_out), 1) << count << " files, " << fraction;
             // the file that changes sides is the nearest one
@@ -340,8 +333,7 @@ TEST(Text, ASingleFileIsCutAtALineEnd) {
     std::string text;
     for (int i = 0; i < 100; ++i) text += "line " + std::to_string(1000 + i) + "\n";  // 10 bytes each
     folder.write("input.txt", text);
-    const TextSource source(
-        FileData{.data_path = {folder.path("input.txt")}, .held_out_fraction = 0.095, .seq_length = 9});
+    const TextSource source(text_in(folder.path("input.txt"), 9, 0.095));
     EXPECT_EQ(source.num_tokens(Split::train), 910 + 1);  // byte 905 is inside line 91
     EXPECT_EQ(source.num_tokens(Split::held_out), 90 + 1);
     std::set<std::string> train;
@@ -361,22 +353,21 @@ TEST(Text, SaysWhatIsWrongWithPathAndNumbers) {
     folder.write("mixed/a.txt", std::string(1000, 'a'));
     folder.write("mixed/b.txt", std::string(10, 'b'));
     std::filesystem::create_directories(folder.path("empty"));
-    const auto make = [](FileData options) { return [options] { TextSource source(options); }; };
+    const auto refusal = [](const FileData& options) {
+        return error_of(ExitCode::data, [&] { TextSource source(options); });
+    };
     expect_contains(
-        error_of(ExitCode::data, make({.data_path = {folder.path("bin")}})),
+        refusal({.data_path = {folder.path("bin")}}),
         folder.path("bin") +
             ": no text: 3 files found, of which 1 binary (a zero byte in the first 4 KiB), 1 empty, "
             "1 Git LFS pointers (git lfs pull");
-    expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("empty")}})),
-                    "no text: 0 files found");
-    expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("none")}})), "No such file");
+    expect_contains(refusal({.data_path = {folder.path("empty")}}), "no text: 0 files found");
+    expect_contains(refusal({.data_path = {folder.path("none")}}), "No such file");
     expect_contains(
-        error_of(ExitCode::data,
-                 make({.data_path = {folder.path("short")}, .held_out_fraction = 0.0, .seq_length = 6})),
+        refusal(text_in(folder.path("short"), 6)),
         folder.path("short") + ": the train part has 6 tokens, one sample needs seq_length + 1 = 7");
-    const std::string error =
-        error_of(ExitCode::data, make({.data_path = {folder.path("mixed")}, .seq_length = 128}));
-    expect_contains(error, "part has 11 tokens, one sample needs seq_length + 1 = 129");
+    expect_contains(refusal(text_in(folder.path("mixed"), 128, 0.1)),
+                    "part has 11 tokens, one sample needs seq_length + 1 = 129");
 }
 
 // Bytes are no ids of another vocabulary, whoever states its size; a model of bytes takes them.
