@@ -233,15 +233,17 @@ TEST(RunPlan, DistinctRanksMatchSampling) {
     }
 }
 
+std::map<std::string, WireItem> legs_of(const Config& config, Recipe recipe) {
+    std::map<std::string, WireItem> by_name;
+    for (const auto& leg : wire_bytes(with_recipe(config, recipe))) by_name[leg.leg] = leg;
+    return by_name;
+}
+
 // T = 4096, H = 7168, K = 8 over 4 ranks without group limits: 11103 remote rows a rank.
 TEST(RunPlan, WireBytesOfDeepSeekLayer) {
     Config config = shipped("layer_deepseek_v3");
     config.moe.moe_router_num_groups = config.moe.moe_router_group_topk = 0;
-    const auto legs = [&](Recipe recipe) {
-        std::map<std::string, WireItem> by_name;
-        for (const auto& leg : wire_bytes(with_recipe(config, recipe))) by_name[leg.leg] = leg;
-        return by_name;
-    };
+    const auto legs = [&](Recipe recipe) { return legs_of(config, recipe); };
     auto flow = legs(Recipe::fp8_flow), bf16 = legs(Recipe::bf16);
     EXPECT_NEAR(bf16["dispatch"].forward / (2 * 7168), 11103, 1);
     EXPECT_NEAR(flow["dispatch"].forward / (7168 + 56), 11103, 1);  // codes and one E8M0 byte per 128
@@ -264,11 +266,7 @@ TEST(RunPlan, WireBytesBetweenHosts) {
     config.parallel.expert_model_parallel_size = 8;
     const double row = 4096 * 2 * 7168, ranks = expected_distinct_ranks(config.moe, 8),
                  hosts = expected_distinct_ranks(config.moe, 2);
-    const auto legs = [&] {
-        std::map<std::string, WireItem> by_name;
-        for (const auto& leg : wire_bytes(with_recipe(config, Recipe::bf16))) by_name[leg.leg] = leg;
-        return by_name;
-    };
+    const auto legs = [&] { return legs_of(config, Recipe::bf16); };
     EXPECT_EQ(legs()["dispatch"].between_hosts, 0);
     config.parallel.hosts = 2;
     config.parallel.ranks_per_host = 4;
