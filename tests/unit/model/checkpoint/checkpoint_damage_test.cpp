@@ -143,10 +143,8 @@ TEST_F(CheckpointDamage, ResumeTakesTheOneBeforeAndKeepsTheDamagedOneAside) {
     const TrainingRun straight = train_with_checkpoints(plain, 2, {folder_.path(), 4});
     damage(2);
     std::optional<Resumed> resumed;
-    run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-        const auto data = open_data(config);
-        ReferenceTrainer trainer(config, world, data);
-        const auto mine = resume(trainer, config, *data, world, folder_.path());
+    on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+        const auto mine = resume(trainer, config, *open_data(config), world, folder_.path());
         if (world.rank() == 1) resumed = mine;
     });
     ASSERT_TRUE(resumed.has_value());

@@ -244,10 +244,8 @@ TEST(Checkpoint, WritingWaitsWhereItIsAskedTo) {
     TemporaryFolder folder;
     Config config = config_of(Recipe::bf16, 1);
     config.checkpoint.async_save = false;
-    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        const auto data = open_data(config);
-        ReferenceTrainer trainer(config, world, data);
-        CheckpointSaver saver(config, data->fingerprint(), world, folder.path(), 1);
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+        CheckpointSaver saver(config, open_data(config)->fingerprint(), world, folder.path(), 1);
         trainer.run_step();
         const auto published = saver.save(trainer);
         ASSERT_TRUE(published.has_value());
@@ -265,10 +263,8 @@ TEST(Checkpoint, StepsBehindTheCopyDoNotReachIt) {
     Config config = config_of(Recipe::fp8_flow, 1);
     const auto save_at_3 = [&](const std::string& folder, bool wait) {
         config.checkpoint.async_save = !wait;
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            const auto data = open_data(config);
-            ReferenceTrainer trainer(config, world, data);
-            CheckpointSaver saver(config, data->fingerprint(), world, folder, 1);
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+            CheckpointSaver saver(config, open_data(config)->fingerprint(), world, folder, 1);
             for (int i = 0; i < 3; ++i) trainer.run_step();
             saver.save(trainer);
             for (int i = 0; i < 3; ++i) trainer.run_step();
@@ -353,10 +349,8 @@ TEST(Checkpoint, DataThatChangedUnderTheSameNamesAreOtherData) {
     train_with_checkpoints(config(), 1, {saved, 2});
     const auto resumed = [&](const Config& c) {
         std::optional<Resumed> result;
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            const auto data = open_data(c);
-            ReferenceTrainer trainer(c, world, data);
-            result = resume(trainer, c, *data, world, saved);
+        on_trainers(c, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+            result = resume(trainer, c, *open_data(c), world, saved);
         });
         return result;
     };

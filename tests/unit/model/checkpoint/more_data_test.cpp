@@ -52,11 +52,10 @@ TEST_F(MoreData, KeepsMomentsAndStepAndBeginsTheNewOrder) {
         const TrainingRun first = run("whole", less, 4);
         fs::copy(path("whole"), path("parts"), fs::copy_options::recursive);
         fs::copy(path("whole"), path("other"), fs::copy_options::recursive);
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            const Config config = config_of(more);
-            const auto data = open_data(config);
-            ReferenceTrainer trainer(config, world, data);
-            const auto resumed = checkpoint::resume(trainer, config, *data, world, path("other"));
+        const Config config = config_of(more);
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+            const auto resumed =
+                checkpoint::resume(trainer, config, *open_data(config), world, path("other"));
             ASSERT_TRUE(resumed.has_value());
             EXPECT_EQ(resumed->step, 4);
             EXPECT_EQ(trainer.first_batch(), -4);  // step 4 trains on batch 0
@@ -79,11 +78,9 @@ TEST_F(MoreData, WarnsOfFilesThatAreHeldOutNow) {
     for (const char* name : {"a", "b"}) {
         fs::create_directory(path(name));
         train_with_checkpoints(config_of({path(name) + ".txt"}, keys), 1, {path(name), 4});
-        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-            const Config config = config_of({path("a.txt"), path("b.txt")}, keys);
-            const auto data = open_data(config);
-            ReferenceTrainer trainer(config, world, data);
-            const auto resumed = checkpoint::resume(trainer, config, *data, world, path(name));
+        const Config config = config_of({path("a.txt"), path("b.txt")}, keys);
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+            const auto resumed = checkpoint::resume(trainer, config, *open_data(config), world, path(name));
             ASSERT_TRUE(resumed.has_value());
             warned += std::ranges::count_if(checkpoint::messages_of(*resumed), [](const std::string& line) {
                 return line.starts_with(

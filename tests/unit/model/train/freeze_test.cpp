@@ -148,13 +148,11 @@ TEST(Freeze, CheckpointsGoOnFrozenAndThawed) {
         EXPECT_GT(squared(thawed.state.at(moment)), 0);
         EXPECT_NE(thawed.state.at(weight), first.state.at(weight));
         // and again from 0 if it goes back there
-        run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-            const Config config = config_of(with(sharded, goes_on));
-            const auto data = open_data(config);
-            ReferenceTrainer trainer(config, world, data);
-            const auto ranks = static_cast<int>(config.parallel.expert_model_parallel_size);
+        const Config config = config_of(with(sharded, goes_on));
+        const auto ranks = static_cast<int>(config.parallel.expert_model_parallel_size);
+        on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
             for (int i = 0; i < 2; ++i) {
-                checkpoint::resume(trainer, config, *data, world, cold.path());
+                checkpoint::resume(trainer, config, *open_data(config), world, cold.path());
                 EXPECT_EQ(squared(collect(trainer, world, ranks).at(moment)), 0);
                 trainer.run_step();
             }

@@ -60,8 +60,7 @@ TEST(GivenRouting, EvaluationsHaveTheirOwnRouting) {
     for (const bool given : {false, true}) {
         const std::string key = given ? "data.routing_path=" : "output.record_routing=";
         const Config config = test_config(Recipe::bf16, with(kBase, {key + folder.path("a")}));
-        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-            test::ReferenceTrainer trainer(config, world);
+        test::on_trainers(config, 1, [&](test::ReferenceTrainer& trainer, ProcessGroup&) {
             trainer.run_step();
             losses[given] = trainer.evaluate(config.training.train_iters + 1);
         });
