@@ -296,31 +296,24 @@ TEST(Recompute, CastsPerMoeLayer) {
 
 // The second step finds all memory in place, also after an evaluation.
 TEST(Recompute, ASecondStepAllocatesNothing) {
-    const std::string selective = "recompute_granularity: selective, recompute_modules: ";
-    for (const std::string& recompute :
-         {std::string("recompute_granularity: none"), std::string("recompute_granularity: full"),
-          selective + "[core_attn, layernorm, moe_expert]", selective + "[moe]",
-          selective + "[moe_expert], saved_rows: received", selective + "[moe_expert], saved_rows: none"}) {
-        const Config config = parse_config(
-            "model:\n  num_layers: 2\n  hidden_size: 128\n  num_attention_heads: 4\n  num_query_groups: 2\n"
-            "  kv_channels: 32\n  seq_length: 16\n  vocab_size: 64\n"
-            "moe:\n  num_experts: 4\n  moe_router_topk: 2\n  moe_ffn_hidden_size: 128\n"
-            "parallel:\n  expert_model_parallel_size: 2\n"
-            "precision:\n  recipe: fp8_flow\n"
-            "recompute: {" +
-                recompute +
-                "}\ntraining:\n  global_batch_size: 4\n  micro_batch_size: 1\n  train_iters: 3\n"
-                "data:\n  data_kind: synthetic\n  synthetic_vocab_size: 16\n",
-            "test", {}, 2);
+    const std::string selective = "recompute_granularity=selective";
+    for (const Texts& recompute : {Texts{"recompute_granularity=full"},
+                                   {selective, "recompute_modules=[core_attn, layernorm, moe_expert]"},
+                                   {selective, "recompute_modules=[moe]"},
+                                   {selective, "recompute_modules=[moe_expert]", "saved_rows=received"},
+                                   {selective, "recompute_modules=[moe_expert]", "saved_rows=none"}}) {
+        SCOPED_TRACE(recompute.back());
+        const Texts keys = {"expert_model_parallel_size=2", "moe_layer_freq=[1, 1]"};
+        const Config config = test_config(Recipe::fp8_flow, with(keys, recompute));
         on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             trainer.run_step();
             const int64_t warm = trainer.allocations();
             EXPECT_GT(warm, 0);
             trainer.run_step();
-            EXPECT_EQ(trainer.allocations(), warm) << recompute;
+            EXPECT_EQ(trainer.allocations(), warm);
             trainer.evaluate(1);
             trainer.run_step();
-            EXPECT_EQ(trainer.allocations(), warm) << recompute << ", after an evaluation";
+            EXPECT_EQ(trainer.allocations(), warm) << "after an evaluation";
         });
     }
 }
