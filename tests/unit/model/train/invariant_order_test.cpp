@@ -18,13 +18,13 @@ Config invariant_config(Recipe recipe, int expert_ranks, const Texts& keys) {
                                    fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)}));
 }
 
-// On four ranks, whether 1, 2 or 4 of them share the experts.
-void expect_same_on_four_ranks(Recipe recipe, const Texts& keys, int64_t steps) {
-    const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = steps});
-    for (const int expert_ranks : {2, 4}) {
-        SCOPED_TRACE(fmt::format("{}, {}, {} of 4 ranks share the experts", recipe_name(recipe),
-                                 fmt::join(keys, " "), expert_ranks));
-        expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = steps}), apart);
+// Whether 1, 2, 4 or all of the ranks share the experts.
+void expect_same_bits_on(int ranks, Recipe recipe, const Texts& keys, int64_t steps) {
+    const TrainingRun apart = train(invariant_config(recipe, 1, keys), ranks, {.steps = steps});
+    for (int expert_ranks = 2; expert_ranks <= ranks; expert_ranks *= 2) {
+        SCOPED_TRACE(fmt::format("{}, {}, {} of {} ranks share the experts", recipe_name(recipe),
+                                 fmt::join(keys, " "), expert_ranks, ranks));
+        expect_same_run(train(invariant_config(recipe, expert_ranks, keys), ranks, {.steps = steps}), apart);
     }
 }
 
@@ -36,30 +36,25 @@ TEST(InvariantOrder, TrainsToTheSameBits) {
         "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
         // most of the gradient norm is then that of experts, so that the order of its sum shows
         "moe.moe_router_topk_scaling_factor=16", "training.clip_grad=0.1"};
-    for (Recipe recipe : kInvariantRecipes) expect_same_on_four_ranks(recipe, keys, 4);
+    for (Recipe recipe : kInvariantRecipes) expect_same_bits_on(4, recipe, keys, 4);
 }
 
 TEST(InvariantOrder, TrainsToTheSameBitsForFiftySteps) {
     const Texts keys = {"training.micro_batch_size=1", "training.train_iters=50"};
-    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) expect_same_on_four_ranks(recipe, keys, 50);
+    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) expect_same_bits_on(4, recipe, keys, 50);
 }
 
 // Choices that benchmarks force depend on the token, not on the rank that has it.
 TEST(InvariantOrder, WithForcedChoices) {
     for (const char* forced :
          {"moe.moe_router_force_biased=1.75", "moe.moe_router_force_load_balancing=true"})
-        expect_same_on_four_ranks(Recipe::fp8_flow, {"training.micro_batch_size=1", forced}, 2);
+        expect_same_bits_on(4, Recipe::fp8_flow, {"training.micro_batch_size=1", forced}, 2);
 }
 
 // More than one replica of more than one source, in every mixture.
 TEST(InvariantOrder, OnEightRanks) {
     const Texts keys = {"training.micro_batch_size=1", "training.global_batch_size=16", "moe.num_experts=8"};
-    const TrainingRun apart = train(invariant_config(Recipe::fp8_flow, 1, keys), 8, {.steps = 3});
-    for (const int expert_ranks : {2, 4, 8}) {
-        SCOPED_TRACE(expert_ranks);
-        expect_same_run(train(invariant_config(Recipe::fp8_flow, expert_ranks, keys), 8, {.steps = 3}),
-                        apart);
-    }
+    expect_same_bits_on(8, Recipe::fp8_flow, keys, 3);
 }
 
 // What else touches weight gradients: gradients in BF16, BF16 operands, two micro-batches in one GEMM,
@@ -81,11 +76,13 @@ TEST(InvariantOrder, WithOtherGradientsAndSchedules) {
          {"schedule.overlap_moe_expert_parallel_comm=true", "schedule.overlap_grad_reduce=true"}},
         {Recipe::fp8_rowwise, {"schedule.moe_shared_expert_overlap=true", "moe.moe_row_alignment=16"}},
         {Recipe::mxfp8, {"moe.moe_row_alignment=32", "precision.moe_apply_probs_in=combine"}},
+        {Recipe::bf16, {"precision.moe_apply_probs_in=combine"}},
+        {Recipe::fp8_flow, {"precision.moe_apply_probs_in=combine"}},
         {Recipe::fp8_flow, {"recompute.recompute_granularity=full"}},
         {Recipe::fp8_flow, {"moe.moe_expert_rank_capacity_factor=0.01"}},
     };
     for (const Variant& variant : variants)
-        expect_same_on_four_ranks(variant.recipe, with(small, variant.keys), 2);
+        expect_same_bits_on(4, variant.recipe, with(small, variant.keys), 2);
 }
 
 // Ranks on several hosts: rows inside the groups that share the experts, sums over all ranks. Where a group
