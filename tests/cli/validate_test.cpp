@@ -158,8 +158,6 @@ Texts six_jobs(const std::string& out, const Texts& more = {}, const std::string
                     with({"--seeds", seeds, "--arm", kArm}, more));
 }
 
-const Texts kJobs = {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"};
-
 json run_file(const std::string& out, const std::string& job) {
     json file = read_json(out + "/runs/" + job + "/run.json");
     EXPECT_GT(file.at("measured").at("seconds per step").get<double>(), 0.0);
@@ -178,10 +176,8 @@ json statement(const std::string& out) {
     return result;
 }
 
-void expect_same_validation(const std::string& out, const std::string& other) {
-    for (const std::string& job : kJobs) EXPECT_EQ(run_file(out, job), run_file(other, job)) << job;
-    EXPECT_EQ(statement(out), statement(other));
-    EXPECT_EQ(read_whole(out + "/loss.jsonl"), read_whole(other + "/loss.jsonl"));
+CommandResult join(const std::string& jobs, const std::string& out) {
+    return fp8flow_alone({"validate", "--join", jobs, "--out", out});
 }
 
 TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
@@ -190,17 +186,18 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     ASSERT_LE(one.status, 1) << one.err;
     expect_contains(one.out, "seeds: 1, 2, 3");
     expect_contains(one.out, "flow seed 2");
-    Texts join = {"validate", "--join"};
     for (const char* seed : {"2", "3", "1"})
         for (const char* arm : {"flow", "bf16"}) {
             const std::string job = std::string(arm) + ":" + seed;
             succeeded(fp8flow_alone(six_jobs(folder.path("jobs"), {"--only", job})));
             EXPECT_FALSE(std::filesystem::exists(folder.path("jobs/validate.json")));
         }
-    join.insert(join.end(), {folder.path("jobs"), "--out", folder.path("joined")});
-    const CommandResult joined = fp8flow_alone(join);
+    const CommandResult joined = join(folder.path("jobs"), folder.path("joined"));
     EXPECT_EQ(joined.status, one.status) << joined.err;
-    expect_same_validation(folder.path("one"), folder.path("joined"));
+    for (const char* job : {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"})
+        EXPECT_EQ(run_file(folder.path("one"), job), run_file(folder.path("joined"), job)) << job;
+    EXPECT_EQ(statement(folder.path("one")), statement(folder.path("joined")));
+    EXPECT_EQ(read_whole(folder.path("one/loss.jsonl")), read_whole(folder.path("joined/loss.jsonl")));
     const json flow = run_file(folder.path("joined"), "flow-2");
     EXPECT_NE(flow.at("keys").dump().find("recompute.recompute_modules"), std::string::npos)
         << flow.at("keys");
@@ -295,13 +292,11 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
     };
     expect_contains(failure(10, only("bf16:1")), "run flow:1 first");
     for (const char* job : {"flow:1", "bf16:1", "copy:1"}) EXPECT_EQ(only(job).status, 0) << job;
-    ASSERT_LE(
-        fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("joined")}).status, 1);
+    ASSERT_LE(join(folder.path("jobs"), folder.path("joined")).status, 1);
     EXPECT_EQ(statement(folder.path("one")), statement(folder.path("joined")));
 
     std::filesystem::remove_all(folder.path("jobs/runs/bf16-1"));  // an ablation needs its own baseline alone
-    const CommandResult ablation = succeeded(
-        fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("ablation")}));
+    succeeded(join(folder.path("jobs"), folder.path("ablation")));
     const json rest = read_json(folder.path("ablation/validate.json")).at("arms");
     ASSERT_EQ(rest.size(), 2u);
     EXPECT_EQ(rest[0].at("verdict"), "baseline");
@@ -398,9 +393,7 @@ TEST(ValidateJobs, MoreArmsAndSeedsLaterEqualAllAtOnce) {
     run("grown", "1,2", with(all, {"--resume", "auto"}));
     run("whole", "1,2", all);
     EXPECT_EQ(statement(folder.path("grown")), statement(folder.path("whole")));
-    ASSERT_LE(
-        fp8flow_alone({"validate", "--join", folder.path("grown"), "--out", folder.path("joined")}).status,
-        1);
+    ASSERT_LE(join(folder.path("grown"), folder.path("joined")).status, 1);
     EXPECT_EQ(statement(folder.path("joined")), statement(folder.path("whole")));
 }
 
