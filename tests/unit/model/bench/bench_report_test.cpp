@@ -16,15 +16,10 @@ Shape shape_of(const std::string& operation, const std::string& given) {
     return Shape(operation, find_case(operation).keys, Size::layer, given);
 }
 
-std::set<std::string> upstream_rows() {
+TEST(BenchUpstream, HasEveryPublishedShape) {
     std::set<std::string> rows;
     for (const SuiteEntry& entry : suite("upstream"))
         rows.insert(entry.operation + " " + shape_of(entry.operation, entry.shape).text());
-    return rows;
-}
-
-TEST(BenchUpstream, HasEveryPublishedShape) {
-    const std::set<std::string> rows = upstream_rows();
     const auto has = [&](const std::string& operation, const std::string& shape) {
         EXPECT_TRUE(rows.contains(operation + " " + shape_of(operation, shape).text()))
             << operation << " " << shape;

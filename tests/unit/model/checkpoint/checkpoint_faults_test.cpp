@@ -211,13 +211,12 @@ TEST_F(CheckpointFaults, PruningNeverEndsARun) {
 TEST_F(CheckpointFaults, EveryCallOfTheOtherRank) {
     const Config config =
         small_config({"parallel.expert_model_parallel_size=2", "training.micro_batch_size=1"});
-    const auto data = open_data(config);
+    const uint64_t fingerprint = open_data(config)->fingerprint();
     const auto run = [&](const std::string& folder, const std::shared_ptr<FaultyDisk>& second) {
-        run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-            ReferenceTrainer trainer(config, world, data);
+        on_trainers(config, 2, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
             trainer.run_step();
             CheckpointSaver saver(
-                config, data->fingerprint(), world, folder, kRun,
+                config, fingerprint, world, folder, kRun,
                 world.rank() == 0 ? std::make_shared<Disk>() : std::shared_ptr<Disk>(second));
             saver.save(trainer);
             saver.finish();

@@ -16,21 +16,15 @@
 namespace fp8flow::test {
 namespace {
 
-// A context that only its timer is used of.
-struct Player {
-    LayerCase c = LayerCase::of(Recipe::bf16);
-    std::unique_ptr<RankFixture> rank;
-    explicit Player(ProcessGroup& group) : rank(std::make_unique<RankFixture>(group, c)) {}
-};
-
 TEST(InterleavedPair, ChangeAtEveryPassUntilOneIsDone) {
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        Player player(group);
-        InterleavedPair turns(player.rank->ops.device());
+        const LayerCase c = LayerCase::of(Recipe::bf16);
+        RankFixture rank(group, c);
+        InterleavedPair turns(rank.ops.device());
         std::string order;
         const auto play = [&](char name, int passes) {
             return [&, name, passes](InterleavedMicroBatch& turn) {
-                Context ctx = player.rank->context();
+                Context ctx = rank.context();
                 for (int i = 0; i < passes; ++i) {
                     order += name;
                     ctx.timer.set_layer(name);
@@ -40,10 +34,10 @@ TEST(InterleavedPair, ChangeAtEveryPassUntilOneIsDone) {
                 order += static_cast<char>(std::toupper(name));
             };
         };
-        turns.run(player.rank->timer, play('a', 2), play('b', 4));
+        turns.run(rank.timer, play('a', 2), play('b', 4));
         EXPECT_EQ(order, "ababAbbB");
         order.clear();
-        turns.run(player.rank->timer, play('a', 3), play('b', 0));
+        turns.run(rank.timer, play('a', 3), play('b', 0));
         EXPECT_EQ(order, "aBaaA");
     });
 }
@@ -51,29 +45,29 @@ TEST(InterleavedPair, ChangeAtEveryPassUntilOneIsDone) {
 // The error of either ends both, and is the one thrown; afterwards turns can be played again.
 TEST(InterleavedPair, AnErrorEndsBoth) {
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        Player player(group);
-        InterleavedPair turns(player.rank->ops.device());
+        const LayerCase c = LayerCase::of(Recipe::bf16);
+        RankFixture rank(group, c);
+        InterleavedPair turns(rank.ops.device());
         for (const int failing : {0, 1}) {
             bool went_on = false;
             const auto fails = [&](InterleavedMicroBatch& turn) {
-                Context ctx = player.rank->context();
+                Context ctx = rank.context();
                 turn.yield(ctx);
                 throw std::runtime_error("lost");
             };
             const auto waits = [&](InterleavedMicroBatch& turn) {
-                Context ctx = player.rank->context();
+                Context ctx = rank.context();
                 for (int i = 0; i < 5; ++i) turn.yield(ctx);
                 went_on = true;
             };
-            EXPECT_THROW(failing == 0 ? turns.run(player.rank->timer, fails, waits)
-                                      : turns.run(player.rank->timer, waits, fails),
-                         std::runtime_error);
+            EXPECT_THROW(
+                failing == 0 ? turns.run(rank.timer, fails, waits) : turns.run(rank.timer, waits, fails),
+                std::runtime_error);
             EXPECT_FALSE(went_on);
         }
         int played = 0;
         turns.run(
-            player.rank->timer, [&](InterleavedMicroBatch&) { ++played; },
-            [&](InterleavedMicroBatch&) { ++played; });
+            rank.timer, [&](InterleavedMicroBatch&) { ++played; }, [&](InterleavedMicroBatch&) { ++played; });
         EXPECT_EQ(played, 2);
     });
 }
