@@ -148,14 +148,18 @@ TEST(Divergence, TheFirstUpdateAfterTwoSkipsIsTheFirst) {
     });
 }
 
-// NaN, without any limit; and not more often in a row than allowed.
+// NaN, without any limit; and not more often in a row than allowed. An applied step ends the row.
 TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
     const Config config = test_config(
         Recipe::bf16,
-        {"training.on_divergence=skip", fmt::format("training.train_iters={}", kMostSkippedInARow + 2)});
+        {"training.on_divergence=skip", fmt::format("training.train_iters={}", kMostSkippedInARow + 3)});
     on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
-        trainer.run_step();
         Parameter& weight = trainer.transformer().parameters().all().front();
+        const Bf16 whole = weight.plain.as<Bf16>()[0];
+        weight.plain.as<Bf16>()[0] = to_bf16(std::numeric_limits<float>::quiet_NaN());
+        expect_contains(trainer.run_step().skipped, "not finite");
+        weight.plain.as<Bf16>()[0] = whole;
+        EXPECT_EQ(trainer.run_step().skipped, "");
         weight.plain.as<Bf16>()[0] = to_bf16(std::numeric_limits<float>::quiet_NaN());
         weight.master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
         for (int64_t i = 0; i < kMostSkippedInARow; ++i)
@@ -164,11 +168,11 @@ TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
             trainer.run_step();
             ADD_FAILURE() << "one more step is skipped";
         } catch (const Diverged& problem) {
-            EXPECT_EQ(problem.step, kMostSkippedInARow + 1);
+            EXPECT_EQ(problem.step, kMostSkippedInARow + 2);
             EXPECT_EQ(problem.code(), ExitCode::numeric);
             expect_contains(problem.what(), weight.spec.name);
         }
-        EXPECT_EQ(trainer.steps_done(), kMostSkippedInARow + 1);
+        EXPECT_EQ(trainer.steps_done(), kMostSkippedInARow + 2);
     });
 }
 
