@@ -33,14 +33,18 @@ public:
     virtual void router_gradient(Context& ctx, const TensorView& dprobs) = 0;  // [T, K]
 };
 
-struct Context {
+// The objects that a layer call works with.
+struct Resources {
     Ops& ops;
     Exchange& exchange;
     Arena& saved;
     Arena& scratch;
     RowArena& rows;
     StageTimer& timer;
+};
 
+// Sizes of the micro-batch, and how its layers run.
+struct MicroBatchState {
     DType activation =
         DType::bf16;     // dtype of the residual stream (f32 in the internal recipe of gradient checks)
     int64_t tokens = 0;  // T of this rank in this micro-batch
@@ -82,7 +86,9 @@ struct Context {
     WireStream* wire = nullptr;                    // null: exchange calls run between the other operations
     InterleavedMicroBatch* interleaved = nullptr;  // null: not interleaved
     Launch launch = {};
+};
 
+struct Context : Resources, MicroBatchState {
     // Times a stage (norm, fc1, ...) or a part of the model (MoE layer, head, ...) until the end of the
     // scope.
     StageTimer::Scope stage(const char* name) { return stage(name, launch); }
@@ -91,7 +97,9 @@ struct Context {
     }
     StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch}; }
     // The same micro-batch with other arenas.
-    Context with(Arena& other_saved, Arena& other_scratch) const;
+    Context with(Arena& other_saved, Arena& other_scratch) const {
+        return {{ops, exchange, other_saved, other_scratch, rows, timer}, *this};
+    }
     // Whether expert weight gradients of this micro-batch wait for the next one's.
     bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
 };

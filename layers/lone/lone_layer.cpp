@@ -87,12 +87,12 @@ LoneLayer::LoneLayer(Ops& ops, Exchange& exchange, const LoneLayerSpec& spec)
 }
 
 Context LoneLayer::context(const Launch& launch) {
-    Context ctx{.ops = ops_,
-                .exchange = exchange_,
-                .saved = kept_,
-                .scratch = scratch_,
-                .rows = rows_,
-                .timer = timer_};
+    Context ctx{{.ops = ops_,
+                 .exchange = exchange_,
+                 .saved = kept_,
+                 .scratch = scratch_,
+                 .rows = rows_,
+                 .timer = timer_}};
     ctx.tokens = tokens_;
     ctx.tokens_per_rank = exchange_.size() == 1 ? tokens_ : spec_.max_tokens;
     ctx.seq_length = spec_.max_tokens;

@@ -4,40 +4,6 @@
 
 namespace fp8flow {
 
-Context Context::with(Arena& other_saved, Arena& other_scratch) const {
-    return {.ops = ops,
-            .exchange = exchange,
-            .saved = other_saved,
-            .scratch = other_scratch,
-            .rows = rows,
-            .timer = timer,
-            .activation = activation,
-            .tokens = tokens,
-            .tokens_per_rank = tokens_per_rank,
-            .seq_length = seq_length,
-            .layer_row_capacity = layer_row_capacity,
-            .known_rows = known_rows,
-            .all_tokens = all_tokens,
-            .num_micro_batches = num_micro_batches,
-            .micro_batch = micro_batch,
-            .data_parallel_size = data_parallel_size,
-            .global_tokens = global_tokens,
-            .grad_mode = grad_mode,
-            .reduces_gradients = reduces_gradients,
-            .sums_squares = sums_squares,
-            .delayed = delayed,
-            .recomputing = recomputing,
-            .rounding = rounding,
-            .step_status = step_status,
-            .tensor_stats = tensor_stats,
-            .layer = layer,
-            .gemms = gemms,
-            .side = side,
-            .wire = wire,
-            .interleaved = interleaved,
-            .launch = launch};
-}
-
 SideStream::SideStream(Device& device, const ScheduleSpec& schedule)
     : device_(device),
       schedule_(schedule),

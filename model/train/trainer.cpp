@@ -197,13 +197,13 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     if (!memory.rows)
         memory.rows = std::make_unique<RowArena>(ops_->device(), capacity_.together,
                                                  std::max<int64_t>(1, transformer_->num_moe_layers()) + 1);
-    Context ctx{.ops = *ops_,
-                .exchange = *exchange_,
-                .saved = memory.saved,
-                .scratch = memory.scratch,
-                .rows = *memory.rows,
-                .timer = timer,
-                .activation = transformer_->activation()};
+    Context ctx{{.ops = *ops_,
+                 .exchange = *exchange_,
+                 .saved = memory.saved,
+                 .scratch = memory.scratch,
+                 .rows = *memory.rows,
+                 .timer = timer},
+                {.activation = transformer_->activation()}};
     ctx.seq_length = config_.model.seq_length;
     ctx.tokens_per_rank = batcher_.samples(0, micro_batch, 0).count * ctx.seq_length;
     ctx.tokens = batcher_.samples(0, micro_batch, world_.rank()).count * ctx.seq_length;

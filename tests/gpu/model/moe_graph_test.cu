@@ -128,12 +128,12 @@ public:
 
 private:
     void run(int64_t index, const TensorView& x, const TensorView& dy) {
-        Context ctx{.ops = ops_,
-                    .exchange = *exchange_,
-                    .saved = saved_,
-                    .scratch = scratch_,
-                    .rows = rows_,
-                    .timer = timer_};
+        Context ctx{{.ops = ops_,
+                     .exchange = *exchange_,
+                     .saved = saved_,
+                     .scratch = scratch_,
+                     .rows = rows_,
+                     .timer = timer_}};
         ctx.tokens = ctx.tokens_per_rank = ctx.global_tokens = kTokens;
         ctx.seq_length = 64;
         ctx.layer_row_capacity = layer_rows_;

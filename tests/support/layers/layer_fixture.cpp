@@ -68,13 +68,13 @@ RankFixture::RankFixture(const ExchangeGroups& groups, const LayerCase& layer_ca
 }
 
 Context RankFixture::context(Arena& own_saved, Arena& own_scratch, RowArena& own_rows) {
-    Context ctx{.ops = ops,
-                .exchange = exchange,
-                .saved = own_saved,
-                .scratch = own_scratch,
-                .rows = own_rows,
-                .timer = timer,
-                .activation = c.activation()};
+    Context ctx{{.ops = ops,
+                 .exchange = exchange,
+                 .saved = own_saved,
+                 .scratch = own_scratch,
+                 .rows = own_rows,
+                 .timer = timer},
+                {.activation = c.activation()}};
     ctx.tokens = tokens();
     ctx.tokens_per_rank = c.slots();
     ctx.seq_length = c.model.seq_length;

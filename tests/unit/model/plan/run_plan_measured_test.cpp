@@ -75,8 +75,12 @@ Measured run_forward(const Config& config) {
     const int64_t capacity = MoeLayer::row_capacity(config.moe, kTokens, 1);
     RowArena rows(device, capacity, 2);
     StageTimer timer;
-    Context ctx{
-        .ops = *ops, .exchange = *exchange, .saved = saved, .scratch = scratch, .rows = rows, .timer = timer};
+    Context ctx{{.ops = *ops,
+                 .exchange = *exchange,
+                 .saved = saved,
+                 .scratch = scratch,
+                 .rows = rows,
+                 .timer = timer}};
     ctx.tokens = ctx.tokens_per_rank = ctx.global_tokens = kTokens;
     ctx.seq_length = config.model.seq_length;
     ctx.layer_row_capacity = capacity;

@@ -247,12 +247,12 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                 scratch(ops->device(), "scratch");
             RowArena rows(ops->device(), 1024, 2);
             StageTimer timer;
-            Context ctx{.ops = *ops,
-                        .exchange = *exchange,
-                        .saved = saved,
-                        .scratch = scratch,
-                        .rows = rows,
-                        .timer = timer};
+            Context ctx{{.ops = *ops,
+                         .exchange = *exchange,
+                         .saved = saved,
+                         .scratch = scratch,
+                         .rows = rows,
+                         .timer = timer}};
             ctx.step_status = words.tensor(DType::i32, {1}, "words");
             *ctx.step_status.as<int32_t>() = c.status;
             StepInputs inputs(ops->device(), 1);
