@@ -116,18 +116,18 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                 r);
 
     Device& device = ops_->device();
-    transformer_ =
-        std::make_unique<Transformer>(TransformerSpec{.model = config.model,
-                                                      .moe = with_forced_routing(config.moe),
-                                                      .precision = config.precision,
-                                                      .recompute = config.recompute,
-                                                      .expert_parallel_rank = groups_.expert_parallel->rank(),
-                                                      .expert_parallel_size = groups_.expert_parallel->size(),
-                                                      .seed = config.training.seed,
-                                                      .state = config.training.state,
-                                                      .shards = shards_of(config, groups_),
-                                                      .freeze = config.training.freeze},
-                                      *ops_);
+    transformer_ = std::make_unique<Transformer>(
+        TransformerSpec{.block = {.model = config.model,
+                                  .moe = with_forced_routing(config.moe),
+                                  .precision = config.precision,
+                                  .recompute = config.recompute,
+                                  .expert_parallel_rank = groups_.expert_parallel->rank(),
+                                  .expert_parallel_size = groups_.expert_parallel->size()},
+                        .seed = config.training.seed,
+                        .state = config.training.state,
+                        .shards = shards_of(config, groups_),
+                        .freeze = config.training.freeze},
+        *ops_);
     optimizer_ = std::make_unique<Optimizer>(config.training, config.moe.moe_combine_order, device);
     state_ = std::make_unique<Arena>(device, "step");
     if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)

@@ -13,10 +13,10 @@ namespace fp8flow {
 Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     : spec_(spec),
       ops_(ops),
-      activation_(spec.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16),
+      activation_(spec.block.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16),
       store_(ops, spec.seed, spec.state, spec.shards, Masters::own, spec.freeze),
       constants_(ops.device(), "constants") {
-    const ModelSpec& model = spec.model;
+    const ModelSpec& model = spec.block.model;
     auto table = [&](const char* name, double init_std) {
         return &store_.add({.name = name,
                             .shape = {model.padded_vocab_size, model.hidden_size, 0},
@@ -26,18 +26,12 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     embedding_ =
         table("embedding.word_embeddings.weight",
               model.embedding_init_method_std > 0 ? model.embedding_init_method_std : model.init_method_std);
+    BlockSpec of_block = spec.block;
+    of_block.plain_dtype = activation_;
     for (int layer = 0; layer < model.num_layers; ++layer) {
         const size_t first = store_.all().size();
-        blocks_.push_back(
-            std::make_unique<TransformerBlock>(store_, ops.device(),
-                                               BlockSpec{.model = model,
-                                                         .moe = spec.moe,
-                                                         .precision = spec.precision,
-                                                         .recompute = spec.recompute,
-                                                         .plain_dtype = activation_,
-                                                         .layer = layer,
-                                                         .expert_parallel_rank = spec.expert_parallel_rank,
-                                                         .expert_parallel_size = spec.expert_parallel_size}));
+        of_block.layer = layer;
+        blocks_.push_back(std::make_unique<TransformerBlock>(store_, ops.device(), of_block));
         block_parameters_.push_back({first, store_.all().size()});
     }
     PrecisionSpec plain;
@@ -58,7 +52,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
 
 // Contiguous over all layers, so that they need one fill, one reduction and one copy to the host.
 void Transformer::place_router_statistics() {
-    const int64_t layers = num_moe_layers(), experts = spec_.moe.num_experts;
+    const int64_t layers = num_moe_layers(), experts = spec_.block.moe.num_experts;
     if (layers == 0) return;
     router_counts_ = constants_.tensor(DType::i64, {layers, experts}, "router");
     router_losses_ = constants_.tensor(DType::f32, {layers, op::kRouterLosses}, "router");
@@ -81,7 +75,7 @@ int64_t Transformer::num_moe_layers() const {
 TensorView Transformer::forward_blocks(Context& ctx, const TensorView& tokens,
                                        std::vector<BlockSaved>& saved) {
     ctx.timer.set_direction("forward");
-    const int64_t hidden = spec_.model.hidden_size;
+    const int64_t hidden = spec_.block.model.hidden_size;
     auto residual = [&] { return ctx.saved.tensor(ctx.activation, {ctx.tokens, hidden}, "residual"); };
     TensorView x = residual();
     gather_copies(ctx, {0, block_parameters_.front().first});
@@ -122,7 +116,7 @@ void Transformer::await_copies(Context& ctx) {
 void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
                        const TensorView& loss_sum, const TensorView& dxn, const ReadHead& read) {
     auto timed = ctx.part("head");
-    const int64_t vocab = spec_.model.padded_vocab_size;
+    const int64_t vocab = spec_.block.model.padded_vocab_size;
     const Projection output(*output_);
     Gradient mode = ctx.grad_mode;
     // A rank without tokens must still overwrite its main gradient with zeros.
@@ -138,7 +132,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
         output.forward(ctx, x, logits);
         ctx.ops.cross_entropy({.logits = logits,
                                .labels = labels.slice(first, count),
-                               .vocab_size = spec_.model.vocab_size,
+                               .vocab_size = spec_.block.model.vocab_size,
                                .grad_scale = loss_scale,
                                .loss = loss,
                                .dlogits = dlogits},
@@ -164,7 +158,7 @@ void Transformer::forward(Context& ctx, MicroBatch& batch) {
 
 void Transformer::backward(Context& ctx, MicroBatch& batch) {
     ArenaScope scratch_scope(ctx.scratch);
-    const int64_t hidden = spec_.model.hidden_size;
+    const int64_t hidden = spec_.block.model.hidden_size;
     const TensorView dxn = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "residual");
     ctx.timer.set_direction("forward");
     head(ctx, batch.norm.out.plain, batch.labels, batch.loss_scale, batch.loss_sum, dxn);

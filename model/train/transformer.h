@@ -14,12 +14,7 @@ namespace fp8flow {
 inline constexpr int64_t kHeadChunk = 2048;  // tokens with fp32 logits in memory at once
 
 struct TransformerSpec {
-    ModelSpec model;
-    MoeSpec moe;
-    PrecisionSpec precision;
-    RecomputeSpec recompute;
-    int expert_parallel_rank = 0;
-    int expert_parallel_size = 1;
+    BlockSpec block;  // of every block, but for layer and plain_dtype
     uint64_t seed = 0;
     StateDtypes state = {};
     StateShards shards = {};

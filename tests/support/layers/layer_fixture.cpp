@@ -199,12 +199,7 @@ std::vector<LayerResult> run_block(const LayerCase& c) {
 
 ModelFixture::ModelFixture(ProcessGroup& group, const LayerCase& c)
     : rank_(group, c),
-      model_({.model = c.model,
-              .moe = c.moe_spec(),
-              .precision = c.precision,
-              .recompute = c.recompute,
-              .expert_parallel_rank = group.rank(),
-              .expert_parallel_size = group.size(),
+      model_({.block = c.block_spec(group.rank(), group.size()),
               .seed = c.seed,
               .shards = c.divided_state ? StateShards{.dense = {group.rank(), group.size()}, .expert = {}}
                                         : StateShards{}},

@@ -237,10 +237,10 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                                                                  "moe.moe_router_enable_expert_bias=true"});
             const auto exchange =
                 make_exchange(choose_backend(BackendKind::reference), groups, *ops, config).exchange;
-            Transformer model({.model = config.model,
-                               .moe = config.moe,
-                               .precision = config.precision,
-                               .recompute = config.recompute,
+            Transformer model({.block = {.model = config.model,
+                                         .moe = config.moe,
+                                         .precision = config.precision,
+                                         .recompute = config.recompute},
                                .seed = 1},
                               *ops);
             Arena words(ops->device(), "words"), saved(ops->device(), "saved"),
