@@ -79,11 +79,7 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
         shared_->forward(side_ctx, x, {}, recompute_.shared_experts, saved.shared, addend);
     };
     if (shared_) addend = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
-    if (side != nullptr) {
-        Context side_ctx = begin_shared_expert(ctx);
-        shared_expert(side_ctx);
-        addend_ready = side->mark();
-    }
+    if (side != nullptr) addend_ready = on_side(ctx, shared_expert);
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
     saved.experts.form = form_;
@@ -106,9 +102,12 @@ SideStream* MoeLayer::side_of(const Context& ctx) const {
         shared_ != nullptr && ctx.side != nullptr && ctx.side->schedule().moe_shared_expert_overlap;
     return overlap ? ctx.side : nullptr;
 }
-Context MoeLayer::begin_shared_expert(const Context& ctx) const {
-    return ctx.side->begin(
+// Queues work of the shared expert there; returns the event after it.
+template <class Work> Event MoeLayer::on_side(Context& ctx, Work work) const {
+    Context side_ctx = ctx.side->begin(
         ctx, recompute_.shared_experts ? SideStream::Kept::dropped : SideStream::Kept::for_backward);
+    work(side_ctx);
+    return ctx.side->mark();
 }
 
 void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,
@@ -132,13 +131,10 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
         shared_->backward(side_ctx, x, gradient, recompute_.shared_experts, saved.shared, dx_shared);
     };
     if (shared_) dx_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "shared expert");
-    if (side != nullptr) {
-        Context side_ctx = begin_shared_expert(ctx);
-        shared_expert(side_ctx);
-        dx_shared_ready = side->mark();
-    } else if (shared_) {
+    if (side != nullptr)
+        dx_shared_ready = on_side(ctx, shared_expert);
+    else if (shared_)
         shared_expert(ctx);
-    }
     const TensorView dx_experts = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "combine");
     const TensorView dprob = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.moe_router_topk}, "route");
     flow_->backward(ctx,

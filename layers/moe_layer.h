@@ -44,7 +44,7 @@ private:
     void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                       const TensorView& y) const;
     SideStream* side_of(const Context& ctx) const;
-    Context begin_shared_expert(const Context& ctx) const;
+    template <class Work> Event on_side(Context& ctx, Work work) const;
     void make_plan(Context& ctx, MoeSaved& saved) const;
     // routed: rows of the row arena, for the experts' tensors; layer: rows of this layer only, for the plan
     // without padding.
