@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
                   const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d,
                   const __grid_constant__ float alpha) {
     run_roles<OverlappedStorage>(
-        [&](OverlappedStorage& shared) { produce_operands(problem, shared, &map_a, &map_b); },
+        [&](OverlappedStorage& shared) {
+            produce_operands<ScaleMode::rows_tiles>(problem, shared, &map_a, &map_b);
+        },
         [&](OverlappedStorage& shared, int warpgroup) {
             Bf16Staging& staging = shared.staging[threadIdx.x / 32 - kWarpgroup / 32];
             overlapped_mainloop<WgmmaE4m3>(problem, shared, warpgroup,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// FP8 GEMMs with grouped rows (forward, data gradient): D = A B^T. A is e4m3 or e5m2, B e4m3, D BF16.
+// FP8 GEMMs with grouped rows (forward, data gradient): D = A B^T. A is e4m3 or e5m2, B e4m3, D BF16 or FP32.
 // launch_wgmma_swiglu fuses fc1 with SwiGLU x prob and quantisation: D is act [M, F] e4m3 and its scales, and
 // h [M, 2F] is not written (op::GroupedGemmSwigluQuantize, bit-equal to its parts). Three kernels:
 //
 //   fp8_overlapped_kernel   row scales of A per 128, tile scales of B, D in BF16: the default
 //   fp8_swiglu_kernel       the same mainloop with the SwiGLU epilogue, or that of another gated unit
-//   fp8_kernel              alternating mainloop (fp8_mainloop.h): scales that are constant along the
-//                           contraction, D in BF16 or FP32; also weight gradients
+//   fp8_kernel              alternating mainloop (fp8_mainloop.h): FP32 D, tile scales of A, column scales of
+//                           B, scales that are constant along the contraction. With constant scales it also
+//                           computes weight gradients.
 //
 // Terms (chain, step, slot, staging, pads): ../README.md.
 //
@@ -20,7 +21,7 @@
 //
 //   shared memory                    size                                      kernel
 //   stages                           4 x [128 rows of A | 256 rows of B] x 128 bytes, 128-byte swizzled
-//   row scales                       4 x 512 bytes                             not fp8_kernel
+//   row scales, column scales        4 x 512 bytes, 4 x 1024 bytes             column scales: fp8_kernel
 //   staging boxes of D               8 warps x 2 x 2 KiB                       fp8_overlapped_kernel
 //   sigmoid table                    (FP8 rows are staged in A's last stage)   fp8_swiglu_kernel
 //   named barriers                   1: the table is filled                    fp8_swiglu_kernel
@@ -290,7 +291,7 @@ private:
 // instructions per warp and tile, overlap with the tile's last wgmma batch and the first two of the next
 // tile.
 //
-// SharedStorage with row scales and the sigmoid table.
+// SharedStorage with the sigmoid table in place of column scales.
 template <class Unit> struct SwigluStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];
@@ -458,7 +459,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
                       const __grid_constant__ Output out) {
     using Storage = SwigluStorage<UnitOf<Output>>;
     run_roles<Storage>(
-        [&](Storage& shared) { produce_operands<Owned::rows>(problem, shared, &map_a, &map_b); },
+        [&](Storage& shared) {
+            produce_operands<ScaleMode::rows_tiles, Owned::rows>(problem, shared, &map_a, &map_b);
+        },
         [&](Storage& shared, int warpgroup) {
             shared.table.fill(unit_of(out), static_cast<int>(threadIdx.x) - kWarpgroup, kConsumerThreads);
             named_barrier_sync(1, kConsumerThreads);
@@ -470,19 +473,18 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
 }
 
 // ---- kernels
-template <class Wgmma>
+template <class Wgmma, ScaleMode kScaleMode>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     fp8_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
                const __grid_constant__ CUtensorMap map_b) {
-    run_roles(
-        [&](SharedStorage& shared) { produce_stages(problem, shared, &map_a, &map_b, 0, [](auto&&...) {}); },
-        [&](SharedStorage& shared, int warpgroup) {
-            alternating_mainloop<Wgmma>(problem, shared, warpgroup);
-        },
-        [&](auto& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
+    run_roles([&](SharedStorage& shared) { produce_operands<kScaleMode>(problem, shared, &map_a, &map_b); },
+              [&](SharedStorage& shared, int warpgroup) {
+                  alternating_mainloop<Wgmma, kScaleMode>(problem, shared, warpgroup);
+              },
+              [&](auto& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
 }
 
-// SharedStorage with row scales and staging boxes of D.
+// SharedStorage with staging boxes of D in place of column scales.
 struct OverlappedStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     Bf16Staging staging[kConsumerWarps];
@@ -499,7 +501,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
                           const __grid_constant__ CUtensorMap map_b,
                           const __grid_constant__ CUtensorMap map_d) {
     run_roles<OverlappedStorage>(
-        [&](OverlappedStorage& shared) { produce_operands(problem, shared, &map_a, &map_b); },
+        [&](OverlappedStorage& shared) {
+            produce_operands<ScaleMode::rows_tiles>(problem, shared, &map_a, &map_b);
+        },
         [&](OverlappedStorage& shared, int warpgroup) {
             Bf16Staging& staging = shared.staging[threadIdx.x / 32 - kWarpgroup / 32];
             overlapped_mainloop<Wgmma>(problem, shared, warpgroup,
@@ -526,25 +530,31 @@ bool wgmma_supports_fp8(const GemmProblem& p, int64_t alignment) {
         return s.scales != nullptr && s.dtype == DType::f32 && s.block == kFp8StageK &&
                (s.outputs_per_scale == kFp8StageK || s.outputs_per_scale == 1);
     };
-    if (!scaled_by_128(p.a.scale) || !scaled_by_128(p.b.scale) || alignment % kTileRows != 0) return false;
+    const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
     // scales of rows and of columns are bulk copies, of a tile's rows and of a warpgroup's columns
-    const bool a_rows = p.a.scale.outputs_per_scale == 1 && p.a.scale.block_stride % 4 == 0,
-               a_tiles = p.a.scale.outputs_per_scale != 1, b_tiles = p.b.scale.outputs_per_scale != 1;
-    if (p.grouped == Grouped::rows) return a_rows && b_tiles && p.d_dtype == DType::bf16;
-    return p.n * size_of(p.d_dtype) % 16 == 0 &&
-           ((a_tiles && b_tiles) || (a_rows && !b_tiles && p.m % kTileRows == 0 &&
-                                     p.n % kWarpgroupCols == 0 && p.b.scale.block_stride % 4 == 0));
+    return scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && alignment % kTileRows == 0 &&
+           (!a_rows || p.a.scale.block_stride % 4 == 0) &&
+           (!a_rows || p.grouped == Grouped::rows || (b_columns && p.m % kTileRows == 0)) &&
+           (!b_columns || (a_rows && p.n % kWarpgroupCols == 0 && p.b.scale.block_stride % 4 == 0 &&
+                           (p.grouped == Grouped::contraction || p.groups.num_groups == 1)));
 }
 
 namespace {
 
 template <class Wgmma>
 void launch(const GemmProblem& p, const CUtensorMap& map_a, const CUtensorMap& map_b, const Launch& launch) {
-    if (scales_constant_along_k(p))
-        launch_persistent<SharedStorage>(fp8_kernel<Wgmma>, p, launch, map_a, map_b);
-    else
+    const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1,
+               whole = scales_constant_along_k(p);
+    if (!whole && a_rows && !b_columns && p.d_dtype == DType::bf16) {
         launch_persistent<OverlappedStorage>(fp8_overlapped_kernel<Wgmma>, p, launch, map_a, map_b,
                                              staging_map(p));
+        return;
+    }
+    const auto kernel = whole       ? fp8_kernel<Wgmma, ScaleMode::outputs>
+                        : b_columns ? fp8_kernel<Wgmma, ScaleMode::rows_columns>
+                        : a_rows    ? fp8_kernel<Wgmma, ScaleMode::rows_tiles>
+                                    : fp8_kernel<Wgmma, ScaleMode::tiles>;
+    launch_persistent<SharedStorage>(kernel, p, launch, map_a, map_b);
 }
 
 }  // namespace

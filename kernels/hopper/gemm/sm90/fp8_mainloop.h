@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the FP8 GEMMs share: wgmma and promotion, the producer's loads, the scales of a step, and the
-// alternating mainloop (of scales that are constant along the contraction). MXFP8: fp8_mx.cu.
+// What the FP8 GEMMs share: scale granularities, wgmma and promotion, the producer's loads, the scales of a
+// step, and the alternating mainloop (fp8.cu, all that its overlapped mainloop does not compute). MXFP8:
+// fp8_mx.cu.
 #pragma once
 
 #include "kernels/hopper/gemm/sm90/pipeline.h"
@@ -8,6 +9,15 @@
 namespace fp8flow::hopper::gemm {
 
 constexpr int kFp8StageK = 128;  // contraction elements of a stage, and between promotions
+
+// Granularity of the scales of A and of B. Per 128 of the contraction: tiles (128 rows, 128 columns),
+// rows_tiles (row, 128 columns), rows_columns (row, column). outputs: constant along the contraction, per row
+// or one for A, per column or one for B.
+enum class ScaleMode { tiles, rows_tiles, rows_columns, outputs };
+constexpr bool has_row_scales(ScaleMode scales) {
+    return scales == ScaleMode::rows_tiles || scales == ScaleMode::rows_columns;
+}
+constexpr bool has_column_scales(ScaleMode scales) { return scales == ScaleMode::rows_columns; }
 
 // Position of a mainloop step in its tile. The first step overlaps with the epilogue of the previous tile,
 // the second releases the stage that this epilogue held, the last fetches the next tile. Each is separate
@@ -61,6 +71,22 @@ __device__ __forceinline__ void promote(const float (&partial)[64], float (&resu
     }
 }
 
+// One chain over one stage. `read` is called once nothing of the stage is needed any more.
+template <class Wgmma, ScaleMode kScaleMode, class Read>
+__device__ __forceinline__ void mma_and_promote(uint64_t a, uint64_t b, float (&result)[64], float above,
+                                                float below, const float2* columns, Read read) {
+    float partial[64];
+    start_mma<Wgmma>(partial, a, b);
+    wait_mma(partial);
+    if (has_column_scales(kScaleMode)) {
+        promote(partial, result, above, below, columns);
+        read();
+    } else {
+        read();
+        promote(partial, result, above, below);
+    }
+}
+
 // ---- producer: one thread
 //
 // B's part of a stage is 256 consecutive rows of B. If warpgroups own rows, it is 128 rows from each half of
@@ -93,18 +119,29 @@ __device__ __forceinline__ void produce_stages(const GemmProblem& problem, Share
             load_scales(tile, step, index, full);
         });
 }
-// With the scales of A's rows, a bulk copy.
-template <Owned kOwned = Owned::columns, class Shared>
+// Scales of rows and of columns are bulk copies.
+template <ScaleMode kScaleMode, Owned kOwned = Owned::columns, class Shared>
 __device__ __forceinline__ void produce_operands(const GemmProblem& problem, Shared& shared,
                                                  const CUtensorMap* map_a, const CUtensorMap* map_b) {
-    constexpr uint32_t kBytes = kTileRows * sizeof(float);
+    constexpr uint32_t kRowBytes = has_row_scales(kScaleMode) ? kTileRows * sizeof(float) : 0,
+                       kColBytes = has_column_scales(kScaleMode) ? kTileCols * sizeof(float) : 0;
     produce_stages<kOwned>(
-        problem, shared, map_a, map_b, kBytes,
+        problem, shared, map_a, map_b, kRowBytes + kColBytes,
         [&](const WorkTile& tile, int step, int index, Mbarrier* full) {
-            const OperandScale& s = problem.a.scale;
-            const int64_t first = kOwned == Owned::rows ? 0 : tile.a_k / kFp8StageK;
-            bulk_load(static_cast<const float*>(s.scales) + (first + step) * s.block_stride + tile.a_output,
-                      full, shared.row_scales[index], kBytes);
+            const auto scales_at = [step](const OperandScale& s, int64_t k, int64_t output) {
+                return static_cast<const float*>(s.scales) + (k / kFp8StageK + step) * s.block_stride +
+                       output;
+            };
+            constexpr bool kRowsOwned = kOwned == Owned::rows;
+            if (kRowBytes > 0)
+                bulk_load(scales_at(problem.a.scale, kRowsOwned ? 0 : tile.a_k, tile.a_output), full,
+                          shared.row_scales[index], kRowBytes);
+            if constexpr (kColBytes > 0)
+                // per warpgroup; it may be past the last column, and then its sums are not stored
+                for (int64_t col = 0; col < kTileCols; col += kWarpgroupCols)
+                    bulk_load(scales_at(problem.b.scale, kRowsOwned ? 0 : tile.b_k,
+                                        min(tile.b_output + col, problem.n - kWarpgroupCols)),
+                              full, shared.col_scales[index] + col, kWarpgroupCols * sizeof(float));
         });
 }
 
@@ -238,21 +275,15 @@ __device__ __forceinline__ void scale_outputs(const GemmProblem& p, const WorkTi
     }
 }
 
-// One chain over one stage. `read` is called once nothing of the stage is needed any more.
-template <class Wgmma, class Read>
-__device__ __forceinline__ void mma_and_add(uint64_t a, uint64_t b, float (&result)[64], Read read) {
-    float partial[64];
-    start_mma<Wgmma>(partial, a, b);
-    wait_mma(partial);
-    read();
-    promote(partial, result, 1.0f, 1.0f);
-}
-
 // One consumer warpgroup, all its tiles.
-template <class Wgmma>
+template <class Wgmma, ScaleMode kScaleMode>
 inline __device__ void alternating_mainloop(const GemmProblem& p, SharedStorage& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * 16 + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
+    const float* scales_a = static_cast<const float*>(p.a.scale.scales);
+    const float* scales_b = static_cast<const float*>(p.b.scale.scales);
+    constexpr bool kRowScales = has_row_scales(kScaleMode);
+    constexpr int kRows = kRowScales ? 4 : 1;
     RingPosition<kStages> stage;
     RingPosition<kTileSlots> ring;
     // which named barrier: one more than slots in the tile ring, so that warpgroup 0 is never a full round
@@ -263,6 +294,20 @@ inline __device__ void alternating_mainloop(const GemmProblem& p, SharedStorage&
         if (!next_tile(shared, ring, tile)) return;
 
         const int64_t col0 = tile.b_output + warpgroup * kWarpgroupCols;
+        // scales that are constant over the warpgroup's part of the tile: lane l holds those of step l of
+        // every 32
+        const float* at_a = scales_a + tile.a_output / p.a.scale.outputs_per_scale * p.a.scale.output_stride +
+                            tile.a_k / kFp8StageK * p.a.scale.block_stride;
+        const float* at_b = scales_b + tile.group * p.b.scale.group_stride +
+                            min(col0, p.n - 1) / p.b.scale.outputs_per_scale * p.b.scale.output_stride +
+                            tile.b_k / kFp8StageK * p.b.scale.block_stride;
+        const auto read_scale = [&](int step) {
+            if (kScaleMode == ScaleMode::rows_columns || kScaleMode == ScaleMode::outputs) return 1.0f;
+            if (step >= tile.steps) return 0.0f;
+            const float b = at_b[step * p.b.scale.block_stride];
+            return kRowScales ? b : at_a[step * p.a.scale.block_stride] * b;
+        };
+        float scales = read_scale(lane), next_scales = 0.0f;
         float sum[2][64];
 #pragma unroll
         for (int i = 0; i < 64; ++i)
@@ -271,20 +316,37 @@ inline __device__ void alternating_mainloop(const GemmProblem& p, SharedStorage&
         // cores.
         if (warpgroup == 1 && tile.steps > 0) named_barrier_sync(1 + phase, kConsumerThreads);
         for (int step = 0; step < tile.steps; ++step) {
+            if (step % 32 == 0) {
+                if (step > 0) scales = next_scales;
+                next_scales = read_scale(step + 32 + lane);
+            }
+            const float scale =
+                kScaleMode == ScaleMode::outputs ? 1.0f : __shfl_sync(kFullMask, scales, step % 32);
             mbarrier_wait(&shared.full[stage.index], stage.parity);
-            uint8_t* const a = shared.stages[stage.index];
-            if (p.grouped == Grouped::contraction && tile.depth - step * kFp8StageK < kFp8StageK)
-                zero_k_tail(a, tile.depth - step * kFp8StageK, warpgroup, phase);
+            const uint8_t* a = shared.stages[stage.index];
+            if (kScaleMode == ScaleMode::outputs && p.grouped == Grouped::contraction &&
+                tile.depth - step * kFp8StageK < kFp8StageK)
+                zero_k_tail(shared.stages[stage.index], tile.depth - step * kFp8StageK, warpgroup, phase);
+            float factor[kRows] = {scale};
+            if (kRowScales) {
+#pragma unroll
+                for (int i = 0; i < kRows; ++i)
+                    factor[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)] * scale;
+            }
             const uint64_t b = k_major_descriptor(a + (kTileRows + warpgroup * kWarpgroupCols) * kFp8StageK);
-            mma_and_add<Wgmma>(k_major_descriptor(a), b, sum[0], [] {});
+            const float2* columns = reinterpret_cast<const float2*>(
+                shared.col_scales[stage.index] + warpgroup * kWarpgroupCols + 2 * (lane % 4));
+            mma_and_promote<Wgmma, kScaleMode>(k_major_descriptor(a), b, sum[0], factor[0],
+                                               factor[kRows > 1 ? 1 : 0], columns, [] {});
             if (step == 0 && warpgroup == 0) named_barrier_arrive(1 + phase, kConsumerThreads);
-            mma_and_add<Wgmma>(k_major_descriptor(a + 64 * kFp8StageK), b, sum[1],
-                               [&] { release_stage(shared, stage.index); });
+            mma_and_promote<Wgmma, kScaleMode>(k_major_descriptor(a + 64 * kFp8StageK), b, sum[1],
+                                               factor[kRows / 2], factor[kRows - 1], columns,
+                                               [&] { release_stage(shared, stage.index); });
             stage.advance();
         }
         if (tile.steps > 0) phase = phase == kTileSlots ? 0 : phase + 1;
         // a group without rows has no scales
-        if (tile.steps > 0) scale_outputs(p, tile, row0, col0, sum);
+        if (kScaleMode == ScaleMode::outputs && tile.steps > 0) scale_outputs(p, tile, row0, col0, sum);
         store_rows(p, tile, row0, col0, sum[0]);
         store_rows(p, tile, row0 + 64, col0, sum[1]);
     }

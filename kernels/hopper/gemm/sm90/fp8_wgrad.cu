@@ -315,9 +315,6 @@ constexpr uint32_t kScaleBytes = kStageOutputs * sizeof(float);
 constexpr int kOperandBoxRows = kStageOutputs / 2;  // of one TMA load of an operand
 static_assert(kTileRows == kStageOutputs && kWarpgroupCols == kStageOutputs);
 
-// Granularity of the scales per 128 of the contraction: 128 x 128 tiles, or rows of A and columns of B.
-enum class ScaleMode { tiles, rows_columns };
-
 // Transposed copies, K-major: a stage has 128 rows of 128 bytes of each. The policy of wgrad_roles.h, and
 //   Wgmma                        the MMA
 //   kRowScales, kColumnScales    one scale per row of A, per column of B; else one for all of a tile's step
@@ -325,7 +322,7 @@ enum class ScaleMode { tiles, rows_columns };
 template <class Multiply, ScaleMode kMode, int kMost> struct Fp8Policy {
     using Wgmma = Multiply;
     static constexpr int kSets = kMost;
-    static constexpr bool kRowScales = kMode == ScaleMode::rows_columns, kColumnScales = kRowScales;
+    static constexpr bool kRowScales = has_row_scales(kMode), kColumnScales = has_column_scales(kMode);
     static constexpr int kStageK = kFp8StageK, kStagesA = kMode == ScaleMode::tiles ? 4 : 3, kStagesB = 3;
     static constexpr uint32_t kOperandStageBytes = kStageOutputs * kStageRowBytes;
     template <Multicast kOperand>

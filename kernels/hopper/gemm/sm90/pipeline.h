@@ -96,6 +96,8 @@ struct WorkTile {
 
 struct SharedStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
+    alignas(16) float row_scales[kStages][kTileRows];  // FP8: scales of A's rows
+    alignas(16) float col_scales[kStages][kTileCols];  // FP8: scales of B's columns, if it has one per column
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
     SharedQueue queue;

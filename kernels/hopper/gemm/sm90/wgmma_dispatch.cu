@@ -14,9 +14,11 @@ bool addressable(const TensorView& t) {
 bool storable(const GemmProblem& p) {
     return reinterpret_cast<uintptr_t>(p.d) % 16 == 0 && p.n % (p.d_dtype == DType::bf16 ? 8 : 2) == 0;
 }
-// FP8 weight gradients with scales per 128 of the contraction: fp8_wgrad.cu.
+// FP8 weight gradients with scales per 128 of the contraction and rows of D that are multiples of 16 bytes:
+// fp8_wgrad.cu.
 bool is_blockwise_wgrad(const GemmProblem& p) {
-    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock;
+    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
+           p.n * size_of(p.d_dtype) % 16 == 0;
 }
 bool is_mx(const GemmProblem& p) { return p.a.scale.block == kMxBlock; }
 StoredShape shape_of(const ScaledTensor& t) { return {t.data.rows(), t.data.cols()}; }
