@@ -38,8 +38,8 @@ struct LoadedWeights {
     int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
 };
 
-// `scopes`: a tensor of the files whose name begins with one of them and that no target takes is extra,
-// except `others` and tables of the rotary embedding. A head that is tied to the embedding must equal it.
+// `scopes`: prefixes of tensor names. The files may have no other tensors under them than those that are
+// loaded, `others`, and tables of the rotary embedding. A head that is tied to the embedding must equal it.
 // Throws Error(data) with a line per problem; in the end also for values that are NaN or infinite. Each rank
 // reads only what it holds. Where parameters are sharded the working copies are not written
 // (ParameterStore::write_all_copies).

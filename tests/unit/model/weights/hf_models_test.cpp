@@ -175,7 +175,7 @@ TEST(HfModels, AnExportReplacesTheOneBefore) {
     EXPECT_EQ(index.at("metadata").at("total_size"), bytes);
 }
 
-// A model's multipliers are in the tensors whose products they scale.
+// Each multiplier of a model is a factor of its own tensors and of no others.
 TEST(HfModels, EachMultiplierIsInItsTensors) {
     LayerCase c = whole_model(true);  // layer 0 is dense
     c.tokens = {16};
