@@ -15,6 +15,7 @@ namespace fp8flow {
 
 namespace {
 
+using reference::for_each_row;
 using reference::lane_dot;
 using reference::lane_sum;
 using reference::load_floats;
@@ -190,18 +191,12 @@ void ReferenceOps::do_rope(const op::Rope& args, const Launch&) {
     const int64_t length = args.table.dim(0);
     const float* table = args.table.as<float>();
     const float sign = args.direction == op::RopeDirection::forward ? 1.0f : -1.0f;
-#pragma omp parallel
-    {
-        std::vector<float> row(static_cast<std::size_t>(heads * depth));
-#pragma omp for
-        for (int64_t t = 0; t < tokens; ++t) {
-            const float* angles = table + t % length * depth;
-            load_floats(args.x, t * heads * depth, heads * depth, row.data());
-            for (int64_t head = 0; head < heads; ++head)
-                rotate_pairs(row.data() + head * depth, depth, angles, sign);
-            store_floats(args.x, t * heads * depth, heads * depth, row.data());
-        }
-    }
+    for_each_row(tokens, heads * depth, [&](int64_t t, float* row) {
+        const float* angles = table + t % length * depth;
+        load_floats(args.x, t * heads * depth, heads * depth, row);
+        for (int64_t head = 0; head < heads; ++head) rotate_pairs(row + head * depth, depth, angles, sign);
+        store_floats(args.x, t * heads * depth, heads * depth, row);
+    });
 }
 
 void ReferenceOps::do_attention(const op::Attention& args, const Launch&) {

@@ -4,13 +4,14 @@
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
+#include <algorithm>
 #include <cstring>
-#include <vector>
 
 namespace fp8flow {
 
 namespace {
 
+using reference::for_each_row;
 using reference::load_floats;
 using reference::rotate_pairs;
 using reference::store_floats;
@@ -54,42 +55,33 @@ void rotate_heads(const LatentShape& shape, const TensorView& q, const TensorVie
 
 void ReferenceOps::do_latent_heads(const op::LatentHeads& args, const Launch&) {
     const LatentShape shape(args.q, args.k_rope, args.v);
-#pragma omp parallel
-    {
-        std::vector<float> buffer(static_cast<std::size_t>(shape.rope));
-#pragma omp for
-        for (int64_t t = 0; t < shape.tokens; ++t) {
-            rotate_heads(shape, args.q, args.table, t, 1.0f, buffer.data());
-            load_floats(args.k_rope, t * shape.rope, shape.rope, buffer.data());
-            rotate_pairs(buffer.data(), shape.rope, angles_of(args.table, t), 1.0f);
-            for (int64_t row = t * shape.heads; row < (t + 1) * shape.heads; ++row) {
-                copy(args.kv, shape.in_kv(row), shape.nope, args.k, shape.in_qk(row));
-                store_floats(args.k, shape.in_qk(row) + shape.nope, shape.rope, buffer.data());
-                copy(args.kv, shape.in_kv(row) + shape.nope, shape.value, args.v, shape.in_v(row));
-            }
+    for_each_row(shape.tokens, shape.rope, [&](int64_t t, float* buffer) {
+        rotate_heads(shape, args.q, args.table, t, 1.0f, buffer);
+        load_floats(args.k_rope, t * shape.rope, shape.rope, buffer);
+        rotate_pairs(buffer, shape.rope, angles_of(args.table, t), 1.0f);
+        for (int64_t row = t * shape.heads; row < (t + 1) * shape.heads; ++row) {
+            copy(args.kv, shape.in_kv(row), shape.nope, args.k, shape.in_qk(row));
+            store_floats(args.k, shape.in_qk(row) + shape.nope, shape.rope, buffer);
+            copy(args.kv, shape.in_kv(row) + shape.nope, shape.value, args.v, shape.in_v(row));
         }
-    }
+    });
 }
 
 void ReferenceOps::do_latent_heads_backward(const op::LatentHeadsBackward& args, const Launch&) {
     const LatentShape shape(args.dq, args.dk_rope, args.dv);
-#pragma omp parallel
-    {
-        std::vector<float> buffer(static_cast<std::size_t>(shape.rope)), sum(buffer.size());
-#pragma omp for
-        for (int64_t t = 0; t < shape.tokens; ++t) {
-            rotate_heads(shape, args.dq, args.table, t, -1.0f, buffer.data());
-            std::fill(sum.begin(), sum.end(), 0.0f);
-            for (int64_t row = t * shape.heads; row < (t + 1) * shape.heads; ++row) {
-                copy(args.dk, shape.in_qk(row), shape.nope, args.dkv, shape.in_kv(row));
-                copy(args.dv, shape.in_v(row), shape.value, args.dkv, shape.in_kv(row) + shape.nope);
-                load_floats(args.dk, shape.in_qk(row) + shape.nope, shape.rope, buffer.data());
-                for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += buffer[i];
-            }
-            rotate_pairs(sum.data(), shape.rope, angles_of(args.table, t), -1.0f);
-            store_floats(args.dk_rope, t * shape.rope, shape.rope, sum.data());
+    for_each_row(shape.tokens, 2 * shape.rope, [&](int64_t t, float* buffer) {
+        float* const sum = buffer + shape.rope;
+        rotate_heads(shape, args.dq, args.table, t, -1.0f, buffer);
+        std::fill_n(sum, shape.rope, 0.0f);
+        for (int64_t row = t * shape.heads; row < (t + 1) * shape.heads; ++row) {
+            copy(args.dk, shape.in_qk(row), shape.nope, args.dkv, shape.in_kv(row));
+            copy(args.dv, shape.in_v(row), shape.value, args.dkv, shape.in_kv(row) + shape.nope);
+            load_floats(args.dk, shape.in_qk(row) + shape.nope, shape.rope, buffer);
+            for (int64_t i = 0; i < shape.rope; ++i) sum[i] += buffer[i];
         }
-    }
+        rotate_pairs(sum, shape.rope, angles_of(args.table, t), -1.0f);
+        store_floats(args.dk_rope, t * shape.rope, shape.rope, sum);
+    });
 }
 
 }  // namespace fp8flow

@@ -75,16 +75,11 @@ void ReferenceOps::do_rms_norm(const op::RmsNorm& args, const Launch&) {
     const int64_t rows = args.x.rows(), width = args.x.cols();
     const std::vector<float> g = effective_gamma(args.gamma, args.gamma_form);
     float* rstd = args.rstd.as<float>();
-#pragma omp parallel
-    {
-        std::vector<float> values(static_cast<std::size_t>(width));
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; ++row) {
-            load_row(args.x, row, values.data());
-            rstd[row] = normalize(values.data(), g, args.eps);
-            store_row(args.y, row, values.data());
-        }
-    }
+    for_each_row(rows, width, [&](int64_t row, float* values) {
+        load_row(args.x, row, values);
+        rstd[row] = normalize(values, g, args.eps);
+        store_row(args.y, row, values);
+    });
 }
 
 void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch&) {

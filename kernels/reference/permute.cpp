@@ -97,24 +97,20 @@ void ReferenceOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Laun
             "num_rows is {}, recv_rows {}", received, describe(args.recv_rows));
     check_rows_named(args.recv_rows, received * topk, "recv_rows", args.src.dim(0) - base);
     const float* prob = args.row_prob ? args.row_prob.as<float>() + base_of(args.row_prob) : nullptr;
-#pragma omp parallel
-    {
-        std::vector<float> row(static_cast<std::size_t>(hidden)), sum(static_cast<std::size_t>(hidden));
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < received; ++i) {
-            std::fill(sum.begin(), sum.end(), 0.0f);
-            for (int64_t k = 0; k < topk && recv_rows[i * topk + k] >= 0; ++k) {
-                const int64_t source = recv_rows[i * topk + k];
-                reference::load_row(args.src, base + source, row.data());
-                if (prob != nullptr) {
-                    for (int64_t h = 0; h < hidden; ++h) sum[h] = fma_float(prob[source], row[h], sum[h]);
-                } else {
-                    for (int64_t h = 0; h < hidden; ++h) sum[h] += row[h];
-                }
+    reference::for_each_row(received, 2 * hidden, [&](int64_t i, float* __restrict row) {
+        float* __restrict sum = row + hidden;
+        std::fill_n(sum, hidden, 0.0f);
+        for (int64_t k = 0; k < topk && recv_rows[i * topk + k] >= 0; ++k) {
+            const int64_t source = recv_rows[i * topk + k];
+            reference::load_row(args.src, base + source, row);
+            if (prob != nullptr) {
+                for (int64_t h = 0; h < hidden; ++h) sum[h] = fma_float(prob[source], row[h], sum[h]);
+            } else {
+                for (int64_t h = 0; h < hidden; ++h) sum[h] += row[h];
             }
-            reference::store_row(args.dst, i, sum.data());
         }
-    }
+        reference::store_row(args.dst, i, sum);
+    });
 }
 
 void ReferenceOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& args, const Launch&) {
@@ -123,20 +119,16 @@ void ReferenceOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward&
     float* drow_prob = args.drow_prob.as<float>() + base_of(args.drow_prob);
     const int64_t rows = group_ranges(args.groups, 0).back().end;
     check_rows_named(args.row_source, rows, "row_source", args.ddst.dim(0));
-#pragma omp parallel
-    {
-        std::vector<float> row(static_cast<std::size_t>(hidden)), gradient(static_cast<std::size_t>(hidden));
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; ++r) {
-            if (row_source[r] < 0) {
-                drow_prob[r] = 0.0f;
-                continue;
-            }
-            reference::load_row(args.ddst, row_source[r], gradient.data());
-            reference::load_row(args.src, base + r, row.data());
-            drow_prob[r] = strand_dot(gradient.data(), row.data(), hidden);
+    reference::for_each_row(rows, 2 * hidden, [&](int64_t r, float* row) {
+        float* const gradient = row + hidden;
+        if (row_source[r] < 0) {
+            drow_prob[r] = 0.0f;
+            return;
         }
-    }
+        reference::load_row(args.ddst, row_source[r], gradient);
+        reference::load_row(args.src, base + r, row);
+        drow_prob[r] = strand_dot(gradient, row, hidden);
+    });
 }
 
 void ReferenceOps::do_pad_rows(const op::PadRows& args, const Launch&) {

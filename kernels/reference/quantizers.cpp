@@ -175,21 +175,11 @@ void zero_row(const ScaledTensor& dst, int64_t row) {
 void quantize_by_rows(const TensorView& src, const std::vector<GroupRange>& ranges, const QuantizeRule& rule,
                       const ScaledTensor& dst) {
     const int64_t src_base = base_of(src), dst_base = base_of(dst.data);
-#pragma omp parallel
-    {
-        std::vector<float> values(static_cast<std::size_t>(src.cols()));
-        for (const GroupRange& range : ranges) {
-#pragma omp for schedule(static) nowait
-            for (int64_t row = range.first; row < range.end; ++row) {
-                if (row < range.first + range.count) {
-                    load_row(src, src_base + row, values.data());
-                    quantize_row(values.data(), dst, dst_base + row, rule);
-                } else {
-                    zero_row(dst, dst_base + row);
-                }
-            }
-        }
-    }
+    for_each_row(ranges, src.cols(), [&](int64_t row, RowKind kind, float* values) {
+        if (kind == RowKind::pad) return zero_row(dst, dst_base + row);
+        load_row(src, src_base + row, values);
+        quantize_row(values, dst, dst_base + row, rule);
+    });
 }
 
 LoadSegment segments_of(const TensorView& src) {

@@ -154,31 +154,26 @@ void sum_balance(const TensorView& logits, op::Score score, int64_t topk, const 
 void add_balance_gradients(const op::RouterTopKBackward& args) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1);
     const op::Score score = args.options.score;
-#pragma omp parallel
-    {
-        std::vector<float> scores(static_cast<std::size_t>(experts));
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < tokens; ++t) {
-            const float* logits = args.logits.as<float>() + t * experts;
-            float* dlogits = args.dlogits.as<float>() + t * experts;
-            normalized_scores(logits, experts, score, scores.data());
-            for (const op::BalanceTerm& term : args.terms) {
-                if (!term.counts) continue;
-                const int64_t set = term.counts.dim(0) > 1 ? t / args.balance.set_tokens : 0;
-                const float* counts = term.counts.as<float>() + set * experts;
-                const float mean = token_dot(counts, scores.data(), experts);
-                for (int64_t e = 0; e < experts; ++e) {
-                    // softmax: dP_j/dl_e = P_j (1[j=e] - P_e); normalised sigmoid: the same times 1 - s_e
-                    float slope = scores[e];
-                    if (score == op::Score::sigmoid) slope *= 1.0f - sigmoid_float(logits[e]);
-                    dlogits[e] = fma_float(term.weight * slope, counts[e] - mean, dlogits[e]);
-                }
+    reference::for_each_row(tokens, experts, [&](int64_t t, float* scores) {
+        const float* logits = args.logits.as<float>() + t * experts;
+        float* dlogits = args.dlogits.as<float>() + t * experts;
+        normalized_scores(logits, experts, score, scores);
+        for (const op::BalanceTerm& term : args.terms) {
+            if (!term.counts) continue;
+            const int64_t set = term.counts.dim(0) > 1 ? t / args.balance.set_tokens : 0;
+            const float* counts = term.counts.as<float>() + set * experts;
+            const float mean = token_dot(counts, scores, experts);
+            for (int64_t e = 0; e < experts; ++e) {
+                // softmax: dP_j/dl_e = P_j (1[j=e] - P_e); normalised sigmoid: the same times 1 - s_e
+                float slope = scores[e];
+                if (score == op::Score::sigmoid) slope *= 1.0f - sigmoid_float(logits[e]);
+                dlogits[e] = fma_float(term.weight * slope, counts[e] - mean, dlogits[e]);
             }
-            if (args.z_weight == 0.0f) continue;
-            const float slope = 2.0f * args.z_weight * log_sum_exp(logits, experts, scores.data());
-            for (int64_t e = 0; e < experts; ++e) dlogits[e] = fma_float(slope, scores[e], dlogits[e]);
         }
-    }
+        if (args.z_weight == 0.0f) return;
+        const float slope = 2.0f * args.z_weight * log_sum_exp(logits, experts, scores);
+        for (int64_t e = 0; e < experts; ++e) dlogits[e] = fma_float(slope, scores[e], dlogits[e]);
+    });
 }
 
 void add_balance_losses(const op::RouterTopKBackward& args) {

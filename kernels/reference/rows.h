@@ -46,6 +46,28 @@ struct GroupRange {
 // Groups in order. groups.num_groups == 0: one group of `rows` valid rows. Throws Error(usage) where counts
 // and offsets contradict each other or the capacity.
 std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows);
+enum class RowKind { valid, pad };
+
+// Calls body(row, kind, scratch) for every row of every group, pads included, on all threads; `scratch` holds
+// num_floats and belongs to the thread.
+template <class Body>
+void for_each_row(const std::vector<GroupRange>& ranges, int64_t num_floats, Body body) {
+#pragma omp parallel
+    {
+        std::vector<float> scratch(static_cast<std::size_t>(num_floats));
+        for (const GroupRange& range : ranges) {
+#pragma omp for schedule(static) nowait
+            for (int64_t row = range.first; row < range.end; ++row)
+                body(row, row < range.first + range.count ? RowKind::valid : RowKind::pad, scratch.data());
+        }
+    }
+}
+// The same with body(row, scratch) for `rows` rows without groups.
+template <class Body> void for_each_row(int64_t rows, int64_t num_floats, Body body) {
+    const std::vector<GroupRange> all = {{0, 0, rows, rows}};
+    for_each_row(all, num_floats, [&](int64_t row, RowKind, float* scratch) { body(row, scratch); });
+}
+
 // Throws Error(usage) unless each of the first `count` numbers is -1 or below `end`.
 void check_rows_named(const TensorView& numbers, int64_t count, const char* what, int64_t end);
 // The same for ids [.., K] of experts: each in [least, experts), no expert twice in a row; -1 may repeat.

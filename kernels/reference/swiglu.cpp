@@ -15,24 +15,6 @@ namespace {
 
 using namespace reference;
 
-enum class RowKind { valid, pad };
-
-// Calls body(row, kind, scratch) for every row of every group, pads included; `scratch` holds num_floats and
-// belongs to the thread.
-template <class Body>
-void for_each_row(const RowGroups& groups, int64_t rows, int64_t num_floats, Body body) {
-    const std::vector<GroupRange> ranges = group_ranges(groups, rows);
-#pragma omp parallel
-    {
-        std::vector<float> scratch(static_cast<std::size_t>(num_floats));
-        for (const GroupRange& range : ranges) {
-#pragma omp for schedule(static) nowait
-            for (int64_t row = range.first; row < range.end; ++row)
-                body(row, row < range.first + range.count ? RowKind::valid : RowKind::pad, scratch.data());
-        }
-    }
-}
-
 float prob_of(const TensorView& prob, int64_t row) {
     return prob ? prob.as<float>()[base_of(prob) + row] : 1.0f;
 }
@@ -119,7 +101,8 @@ struct QuantizedRows {
 template <class Args, class Rows> void forward(const Args& args, const Rows& out) {
     const int64_t width = args.h.cols() / 2;
     const Unit unit(args.form);
-    for_each_row(args.groups, args.h.dim(0), 3 * width, [&](int64_t row, RowKind kind, float* h_row) {
+    const std::vector<GroupRange> ranges = group_ranges(args.groups, args.h.dim(0));
+    for_each_row(ranges, 3 * width, [&](int64_t row, RowKind kind, float* h_row) {
         if (kind == RowKind::pad) return out.clear(row);
         float* a_row = h_row + 2 * width;
         load_row(args.h, base_of(args.h) + row, h_row);
@@ -133,7 +116,8 @@ template <class Args, class Rows> void backward(const Args& args, const Rows& ou
     const int64_t width = args.da.cols();
     float* dprob = args.dprob ? args.dprob.template as<float>() + base_of(args.dprob) : nullptr;
     const Unit unit(args.form);
-    for_each_row(args.groups, args.da.dim(0), 6 * width, [&](int64_t row, RowKind kind, float* h_row) {
+    const std::vector<GroupRange> ranges = group_ranges(args.groups, args.da.dim(0));
+    for_each_row(ranges, 6 * width, [&](int64_t row, RowKind kind, float* h_row) {
         if (kind == RowKind::pad) {
             if (dprob != nullptr) dprob[row] = 0.0f;
             return out.clear(row);

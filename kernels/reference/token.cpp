@@ -67,15 +67,10 @@ void ReferenceOps::do_embedding(const op::Embedding& args, const Launch&) {
     require_ids(args.ids, args.table.dim(0), false);
     const int32_t* ids = args.ids.as<int32_t>();
     const int64_t hidden = args.table.dim(1);
-#pragma omp parallel
-    {
-        std::vector<float> row(static_cast<std::size_t>(hidden));
-#pragma omp for
-        for (int64_t t = 0; t < args.y.dim(0); ++t) {
-            load_floats(args.table, ids[t] * hidden, hidden, row.data());
-            store_floats(args.y, t * hidden, hidden, row.data());
-        }
-    }
+    reference::for_each_row(args.y.dim(0), hidden, [&](int64_t t, float* row) {
+        load_floats(args.table, ids[t] * hidden, hidden, row);
+        store_floats(args.y, t * hidden, hidden, row);
+    });
 }
 
 void ReferenceOps::do_embedding_backward(const op::EmbeddingBackward& args, const Launch&) {
