@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Forward and backward of the recipes that cast around every GEMM.
+// Forward and backward of the recipes that cast around every GEMM, and of bf16.
 #include "layers/flows/cast_flow.h"
 
 #include <fmt/format.h>
@@ -115,7 +115,7 @@ void CastFlow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows&
                               const ExpertWeights& weights, ExpertsSaved& saved, const TensorView& dx) const {
     ArenaScope scope(ctx.scratch);
     saved.plain = x.plain;
-    if (x.transposed) saved.x_t = x.transposed;
+    take_columns(x, saved);
     experts_backward(ctx, dy.plain, weights, saved, saved.dprob, dx);
 }
 
@@ -135,15 +135,13 @@ void CastFlow::linear_backward(Context& ctx, const Linear& layer, const TokenRow
                                ExpertsSaved& saved, const TensorView& dx) const {
     ArenaScope scope(ctx.scratch);
     begin_dense(ctx, saved);
-    if (x.transposed) saved.x_t = x.transposed;
-    if (precision_.fp8_wgrad && !saved.x_t) {  // core_attn
+    take_columns(x, saved);
+    if (!saved.x_t) {  // core_attn
         const RecomputeScope again(ctx);
         cast_input(ctx, layer.name.input, x.plain, saved, Life::call);
     }
-    const Operands d = gradient_operands(ctx, Quantized::dy, layer.name.gradient, dy.plain, saved);
-    weight_gradient(ctx, layer.name.stage, d.columns,
-                    precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = x.plain}, saved.groups,
-                    layer.weight);
+    const Operands d = cast(ctx, Quantized::dy, layer.name.gradient, dy.plain, saved, Life::call);
+    weight_gradient(ctx, layer.name.stage, d.columns, saved.x_t, saved.groups, layer.weight);
     data_gradient(ctx, layer.name.stage, d.rows, layer.weight, saved.groups, dx);
 }
 
@@ -154,40 +152,32 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
 
     if (!saved.x)
-        cast_input(ctx, "fc1 input", x, saved,
-                   drop_h ? std::nullopt : std::optional(wgrad_life(ctx, saved, Life::backward)));
+        cast_input(ctx, "fc1 input", x, saved, drop_h ? std::nullopt : std::optional(Life::backward));
     forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
     saved.x = {};  // the row copy served fc1
     activation(ctx, w, saved, drop_a ? std::nullopt : std::optional(Life::backward));
     forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
     if (drop_h) saved.h = {};
-    if (drop_a) saved.act = {};
     saved.a = {};  // the row copy served fc2
 }
 
 void CastFlow::cast_input(Context& ctx, const char* name, const TensorView& x, ExpertsSaved& saved,
                           std::optional<Life> columns_life) const {
-    saved.x = fp8(ctx, Quantized::x, saved, x.cols(), "fc1");
-    const bool columns = columns_life && precision_.fp8_wgrad;
-    if (columns) saved.x_t = fp8_transposed(ctx, Quantized::x, saved, *columns_life, x.cols(), "fc1");
-    cast(ctx, name, x, saved, {saved.x, columns ? saved.x_t : ScaledTensor{}});
+    const Operands to = cast(ctx, Quantized::x, name, x, saved, columns_life);
+    saved.x = to.rows;
+    saved.x_t = to.columns;
 }
 
 // h -> a: the row copy for fc2, and what the weight gradient of fc2 will read (absent life: rebuilt in the
 // backward).
 void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                           std::optional<Life> columns_life) const {
-    const int64_t ffn = w.w2->spec.shape[2];
-    const bool columns = precision_.fp8_wgrad && columns_life;
     const Life act_life = precision_.fp8_wgrad ? Life::call : columns_life.value_or(Life::call);
-    saved.act = rows(ctx, saved, act_life, ctx.activation, ffn, "swiglu");
-    swiglu(ctx, saved, saved.act);
-    saved.a = fp8(ctx, Quantized::a, saved, ffn, "swiglu");
-    if (columns)
-        saved.a_t =
-            fp8_transposed(ctx, Quantized::a, saved, wgrad_life(ctx, saved, *columns_life), ffn, "swiglu");
-    cast(ctx, "swiglu", saved.act, saved, {saved.a, saved.a_t});
-    if (columns) saved.act = {};
+    const TensorView act = rows(ctx, saved, act_life, ctx.activation, w.w2->spec.shape[2], "swiglu");
+    swiglu(ctx, saved, act);
+    const Operands to = cast(ctx, Quantized::a, "swiglu", act, saved, columns_life);
+    saved.a = to.rows;
+    saved.a_t = to.columns;
 }
 
 // ---- backward: the same steps in reverse
@@ -198,65 +188,61 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     if (!saved.h) {  // moe_expert: cast and fc1 again, from the received rows
         const RecomputeScope again(ctx);
         saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
-        cast_input(ctx, "fc1 input", saved.plain, saved, wgrad_life(ctx, saved, Life::call));
+        cast_input(ctx, "fc1 input", saved.plain, saved, Life::call);
         forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
         saved.x = {};
     }
-    if (!saved.a_t && !saved.act) {  // moe_act, moe_expert
+    if (!saved.a_t) {  // moe_act, moe_expert
         const RecomputeScope again(ctx);
         activation(ctx, w, saved, Life::call);
     }
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
-    const Operands dy = gradient_operands(ctx, Quantized::dy, "dY", dye, saved);
-    aside(ctx, saved, [&](Context& side_ctx) {
-        joined_weight_gradient(side_ctx, "fc2 wgrad", dy.columns,
-                               precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved,
-                               *w.w2);
-    });
+    const Operands dy = cast(ctx, Quantized::dy, "dY", dye, saved, Life::call);
+    wgrad(ctx, "fc2 wgrad", dy.columns, saved.a_t, saved, *w.w2);
     data_gradient(ctx, "fc2 dgrad", dy.rows, *w.w2, saved.groups, da);
     swiglu_backward(ctx, saved, da, dh, drow_prob);
-    const Operands dh_operands = gradient_operands(ctx, Quantized::dh, "swiglu backward", dh, saved);
-    aside(ctx, saved, [&](Context& side_ctx) {
-        joined_weight_gradient(side_ctx, "fc1 wgrad", dh_operands.columns,
-                               precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
-                               *w.w1);
-    });
+    const Operands dh_operands = cast(ctx, Quantized::dh, "swiglu backward", dh, saved, Life::call);
+    wgrad(ctx, "fc1 wgrad", dh_operands.columns, saved.x_t, saved, *w.w1);
     data_gradient(ctx, "fc1 dgrad", dh_operands.rows, *w.w1, saved.groups, dxe);
 }
 
-// One explicit cast of a gradient; with fp8_wgrad: false the weight gradient reads the plain rows.
-CastFlow::Operands CastFlow::gradient_operands(Context& ctx, Quantized what, const char* name,
-                                               const TensorView& plain, const ExpertsSaved& saved) const {
+// BF16 operands are not kept for a later micro-batch.
+void CastFlow::wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+                     const ExpertsSaved& saved, Parameter& weight) const {
+    aside(ctx, saved, [&](Context& side_ctx) {
+        if (precision_.fp8_wgrad)
+            joined_weight_gradient(side_ctx, stage, dy, x, saved, weight);
+        else
+            weight_gradient(side_ctx, stage, dy, x, saved.groups, weight);
+    });
+}
+
+// Buffers of x may have been made again since the forward.
+void CastFlow::take_columns(const TokenRows& x, ExpertsSaved& saved) const {
+    if (!precision_.fp8_wgrad)
+        saved.x_t = {.data = x.plain};
+    else if (x.transposed)
+        saved.x_t = x.transposed;
+}
+
+CastFlow::Operands CastFlow::cast(Context& ctx, Quantized what, const char* name, const TensorView& plain,
+                                  const ExpertsSaved& saved, std::optional<Life> columns_life) const {
+    const Rule rule = full_rule(what);
+    const int64_t width = plain.cols();
+    const char* const kind = what == Quantized::x ? "fc1" : what == Quantized::a ? "swiglu" : "cast";
     Operands out;
-    out.rows = fp8(ctx, what, saved, plain.cols(), "cast");
-    if (precision_.fp8_wgrad)
-        out.columns =
-            fp8_transposed(ctx, what, saved, wgrad_life(ctx, saved, Life::call), plain.cols(), "cast");
-    cast(ctx, name, plain, saved, out);
-    if (!precision_.fp8_wgrad) out.columns = {.data = plain};
-    return out;
-}
-
-ScaledTensor CastFlow::fp8(Context& ctx, Quantized what, const ExpertsSaved& saved, int64_t width,
-                           const char* kind) const {
-    const Rule rule = full_rule(what);
-    return fp8_rows(ctx, saved, Life::call, rule.dtype, width, rule.rows, kind, rule.scales);
-}
-
-ScaledTensor CastFlow::fp8_transposed(Context& ctx, Quantized what, const ExpertsSaved& saved, Life life,
-                                      int64_t width, const char* kind) const {
-    const Rule rule = full_rule(what);
-    return fp8_columns(ctx, saved, life, rule.dtype, width, rule.columns, kind);
-}
-
-void CastFlow::cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
-                    const Operands& out) const {
+    out.rows = fp8_rows(ctx, saved, Life::call, rule.dtype, width, rule.rows, kind, rule.scales);
+    if (columns_life && precision_.fp8_wgrad)
+        out.columns = fp8_columns(ctx, saved, wgrad_life(ctx, saved, *columns_life), rule.dtype, width,
+                                  rule.columns, kind);
     {
         auto timed = ctx.stage("cast");
         quantize(ctx, plain, saved.groups, out.rows, out.columns);
     }
     if (!ctx.recomputing) observe(ctx, name, out.rows, saved.groups, plain);
+    if (columns_life && !precision_.fp8_wgrad) out.columns = {.data = plain};
+    return out;
 }
 
 void CastFlow::quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,

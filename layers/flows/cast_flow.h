@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // CastFlow: BF16 between operators and a cast around every GEMM. Base class of fp8_blockwise, fp8_tensorwise,
-// fp8_rowwise and mxfp8, which differ only in how a tensor is quantised. Four casts per layer in forward and
-// backward, each in both orientations.
+// fp8_rowwise and mxfp8, which differ only in how a tensor is quantised, and of bf16, which casts nothing.
+// Four casts per layer in forward and backward, each in both orientations.
 #pragma once
 
 #include "layers/flows/steps.h"
@@ -41,34 +41,32 @@ protected:
     // plain [M, dim] -> rows and columns from one read; columns may be absent.
     virtual void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
                           const ScaledTensor& rows, const ScaledTensor& columns) const;
-
-private:
-    Rule full_rule(Quantized tensor) const;  // with the recipe's layouts
-    // FP8 rows and transposed copy by their rule, not written yet.
-    ScaledTensor fp8(Context& ctx, Quantized what, const ExpertsSaved& saved, int64_t width,
-                     const char* kind) const;
-    ScaledTensor fp8_transposed(Context& ctx, Quantized what, const ExpertsSaved& saved, steps::Life life,
-                                int64_t width, const char* kind) const;
-    // Bytes of one value of a weight-gradient operand that is kept: a column copy, or the plain rows.
-    double kept_bytes() const;
     // What one cast delivers: the operand of the forward or data-gradient GEMM, and that of the weight
-    // gradient.
+    // gradient: a column copy, or with fp8_wgrad: false the plain rows.
     struct Operands {
         ScaledTensor rows, columns;
     };
-    void cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
-              const Operands& out) const;
-    Operands gradient_operands(Context& ctx, Quantized what, const char* name, const TensorView& plain,
-                               const ExpertsSaved& saved) const;
+    // By the tensor's rule. No life of the columns: no weight gradient reads them.
+    virtual Operands cast(Context& ctx, Quantized what, const char* name, const TensorView& plain,
+                          const ExpertsSaved& saved, std::optional<steps::Life> columns_life) const;
+
+private:
+    Rule full_rule(Quantized tensor) const;  // with the recipe's layouts
+    // Bytes of one value of a weight-gradient operand that is kept.
+    double kept_bytes() const;
+    // The operand of x's weight gradient, where it is in x.
+    void take_columns(const TokenRows& x, ExpertsSaved& saved) const;
     void experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const;
-    // x [M, K] -> its row copy saved.x; and saved.x_t with that life, if its weight gradient reads it.
+    // x [M, K] -> saved.x and, with a life, saved.x_t.
     void cast_input(Context& ctx, const char* name, const TensorView& x, ExpertsSaved& saved,
                     std::optional<steps::Life> columns_life) const;
     void activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                     std::optional<steps::Life> columns_life) const;
     void experts_backward(Context& ctx, const TensorView& dy, const ExpertWeights& w, ExpertsSaved& saved,
                           const TensorView& drow_prob, const TensorView& dx) const;
+    void wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+               const ExpertsSaved& saved, Parameter& weight) const;
 };
 
 }  // namespace fp8flow

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Flow: the forward and backward of experts in one recipe. Implementations: bf16.cpp, fp8_flow.cpp,
-// cast_flow.cpp. Each is a list of steps (steps.h).
+// Flow: the forward and backward of experts in one recipe. Implementations: fp8_flow.cpp, and cast_flow.cpp
+// for all other recipes. Each is a list of steps (steps.h).
 #pragma once
 
 #include "layers/context.h"
@@ -65,11 +65,10 @@ struct ExpertsSaved {
     TensorView plain;
     ScaledTensor received;  // [G*S, H] rows once per rank, as they came over the wire (saved_rows: received)
     ScaledTensor x;         // [M, H] fc1 input
-    ScaledTensor x_t;       // [H, M] its copy for the weight gradient
+    ScaledTensor x_t;       // [H, M] its copy for the weight gradient, or plain rows [M, H]
     TensorView h;           // [M, 2F] fc1 output
-    TensorView act;         // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
     ScaledTensor a;         // [M, F] fc2 input
-    ScaledTensor a_t;       // [F, M]
+    ScaledTensor a_t;       // [F, M], or [M, F]
 };
 
 // Recompute modes of the experts.
