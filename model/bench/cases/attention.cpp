@@ -18,10 +18,15 @@ const Key kSequence = {"S", "4096", "16", "tokens of a sequence"};
 const Key kValueWidth = {"Dv", "0", "0", "columns of a head of v; 0: D"};
 
 struct Heads {
+    Buffers& buffers;
     const Shape& shape;
     int64_t tokens = shape.number("T"), heads = shape.positive("heads");
     int64_t kv_heads = shape.positive("kv_heads"), width = shape.positive("D");
+    int64_t columns = (heads + 2 * kv_heads) * width;  // of queries, keys and values in one matrix
     DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
+
+    TensorView input(int64_t heads) const { return buffers.normal(dtype, {tokens, heads, width}); }
+    TensorView output(int64_t heads) const { return buffers.output(dtype, {tokens, heads, width}); }
 };
 
 op::Rope rotate(Buffers& buffers, const Shape& shape) {
@@ -34,102 +39,84 @@ op::Rope rotate(Buffers& buffers, const Shape& shape) {
             .x = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {tokens, heads, width})};
 }
 
-int64_t value_width(const Shape& shape) {
-    const int64_t own = shape.number("Dv");
-    return own > 0 ? own : shape.positive("D");
-}
-
 op::Attention forward(Buffers& buffers, const Shape& shape) {
-    const Heads in{shape};
-    const int64_t sequence = shape.positive("S"), value = value_width(shape);
-    return {.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
-            .k = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
+    const Heads in{buffers, shape};
+    const int64_t own = shape.number("Dv"), value = own > 0 ? own : in.width;
+    return {.q = in.input(in.heads),
+            .k = in.input(in.kv_heads),
             .v = buffers.normal(in.dtype, {in.tokens, in.kv_heads, value}),
-            .seq_length = sequence,
+            .seq_length = shape.positive("S"),
             .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
             .o = buffers.output(in.dtype, {in.tokens, in.heads, value}),
             .lse = buffers.output(DType::f32, {in.tokens, in.heads})};
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Heads in{shape};
-    const int64_t sequence = shape.positive("S"), value = value_width(shape);
-    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width},
-                        outputs = {in.tokens, in.heads, value}, values = {in.tokens, in.kv_heads, value};
-    op::AttentionBackward args{.dout = buffers.normal(in.dtype, outputs),
-                               .q = buffers.normal(in.dtype, queries),
-                               .k = buffers.normal(in.dtype, keys),
-                               .v = buffers.normal(in.dtype, values),
-                               .o = buffers.output(in.dtype, outputs),
-                               .lse = buffers.output(DType::f32, {in.tokens, in.heads}),
-                               .seq_length = sequence,
-                               .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
-                               .dq = buffers.output(in.dtype, queries),
-                               .dk = buffers.output(in.dtype, keys),
-                               .dv = buffers.output(in.dtype, values)};
+    const Heads in{buffers, shape};
+    const op::Attention pass = forward(buffers, shape);
+    op::AttentionBackward args{.dout = buffers.normal(in.dtype, {in.tokens, in.heads, pass.v.cols()}),
+                               .q = pass.q,
+                               .k = pass.k,
+                               .v = pass.v,
+                               .o = pass.o,
+                               .lse = pass.lse,
+                               .seq_length = pass.seq_length,
+                               .scale = pass.scale,
+                               .dq = in.output(in.heads),
+                               .dk = in.output(in.kv_heads),
+                               .dv = buffers.output(in.dtype, {in.tokens, in.kv_heads, pass.v.cols()})};
     check(args);
-    // what the forward pass saves, so that the probabilities are some
-    machine.ops.attention({.q = args.q,
-                           .k = args.k,
-                           .v = args.v,
-                           .seq_length = sequence,
-                           .scale = args.scale,
-                           .o = args.o,
-                           .lse = args.lse});
+    machine.ops.attention(pass);  // what it saves, so that the probabilities are some
     return call_of(machine, &Ops::attention_backward, args);
 }
 
 op::SplitQkv split(Buffers& buffers, const Shape& shape) {
-    const Heads in{shape};
-    const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
-    return {.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
-            .q = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
-            .k = buffers.output(in.dtype, keys),
-            .v = buffers.output(in.dtype, keys)};
+    const Heads in{buffers, shape};
+    return {.qkv = buffers.normal(in.dtype, {in.tokens, in.columns}),
+            .q = in.output(in.heads),
+            .k = in.output(in.kv_heads),
+            .v = in.output(in.kv_heads)};
 }
 
 op::MergeQkv merge(Buffers& buffers, const Shape& shape) {
-    const Heads in{shape};
-    const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
-    return {.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
-            .k = buffers.normal(in.dtype, keys),
-            .v = buffers.normal(in.dtype, keys),
-            .qkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
+    const Heads in{buffers, shape};
+    return {.q = in.input(in.heads),
+            .k = in.input(in.kv_heads),
+            .v = in.input(in.kv_heads),
+            .qkv = buffers.output(in.dtype, {in.tokens, in.columns})};
 }
 
 // Adds the tensors of the norm of heads, if the shape has it.
-template <class Args> void add_norm(Buffers& buffers, const Heads& in, Args& args) {
+template <class Args> void add_norm(const Heads& in, Args& args) {
     if (!in.shape.yes("norm")) return;
-    args.q_gamma = buffers.normal(DType::f32, {in.width});
-    args.k_gamma = buffers.normal(DType::f32, {in.width});
-    args.q_raw = buffers.normal(in.dtype, {in.tokens, in.heads, in.width});
-    args.k_raw = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width});
-    args.q_rstd = buffers.normal(DType::f32, {in.tokens * in.heads});
-    args.k_rstd = buffers.normal(DType::f32, {in.tokens * in.kv_heads});
+    args.q_gamma = in.buffers.normal(DType::f32, {in.width});
+    args.k_gamma = in.buffers.normal(DType::f32, {in.width});
+    args.q_raw = in.input(in.heads);
+    args.k_raw = in.input(in.kv_heads);
+    args.q_rstd = in.buffers.normal(DType::f32, {in.tokens * in.heads});
+    args.k_rstd = in.buffers.normal(DType::f32, {in.tokens * in.kv_heads});
 }
 
 op::QkvHeads heads_forward(Buffers& buffers, const Shape& shape) {
-    const Heads in{shape};
-    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
-    op::QkvHeads args{.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
+    const Heads in{buffers, shape};
+    op::QkvHeads args{.qkv = buffers.normal(in.dtype, {in.tokens, in.columns}),
                       .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
-                      .q = buffers.output(in.dtype, queries),
-                      .k = buffers.output(in.dtype, keys),
-                      .v = buffers.output(in.dtype, keys)};
-    add_norm(buffers, in, args);
+                      .q = in.output(in.heads),
+                      .k = in.output(in.kv_heads),
+                      .v = in.output(in.kv_heads)};
+    add_norm(in, args);
     return args;
 }
 
 Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const Heads in{shape};
-    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
+    const Heads in{buffers, shape};
     op::QkvHeadsBackward args{
-        .dq = buffers.normal(in.dtype, queries),
-        .dk = buffers.normal(in.dtype, keys),
-        .dv = buffers.normal(in.dtype, keys),
+        .dq = in.input(in.heads),
+        .dk = in.input(in.kv_heads),
+        .dv = in.input(in.kv_heads),
         .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
-        .dqkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
-    add_norm(buffers, in, args);
+        .dqkv = buffers.output(in.dtype, {in.tokens, in.columns})};
+    add_norm(in, args);
     if (args.q_gamma) {
         args.dq_gamma = buffers.output(DType::f32, {in.width});
         args.dk_gamma = buffers.output(DType::f32, {in.width});

@@ -11,8 +11,6 @@
 
 namespace fp8flow::bench {
 
-namespace {}  // namespace
-
 Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed) {
     require(topk <= experts, ExitCode::usage, "bench: K: got {}, want at most E = {}", topk, experts);
     Routing routing{.tokens = tokens, .experts = experts, .topk = topk};
