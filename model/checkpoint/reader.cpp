@@ -57,13 +57,23 @@ void CheckpointReader::open_file(int64_t file) {
 }
 
 void CheckpointReader::read(const std::string& name, const Place& place, std::span<uint8_t> out) const {
-    FP8FLOW_CHECK(static_cast<int64_t>(out.size()) == place.bytes, "{}: {} bytes for {}", name, out.size(),
-                  place.bytes);
-    require_read(
-        read_all(disk_, files_[static_cast<size_t>(place.file)].get(), out.data(), out.size(), place.offset),
-        fmt::format("{}: tensor {}: cannot read it", path_of_file(place.file), name));
-    require(crc32c(out.data(), out.size()) == place.crc, ExitCode::checkpoint,
-            "{}: tensor {}: the checksum does not fit: damaged", path_of_file(place.file), name);
+    constexpr int64_t kAtOnce = int64_t{4} << 20;  // of a tensor in memory, if it is only tested
+    const bool keeps = !out.empty();
+    FP8FLOW_CHECK(!keeps || static_cast<int64_t>(out.size()) == place.bytes, "{}: {} bytes for {}", name,
+                  out.size(), place.bytes);
+    std::vector<uint8_t> block(keeps ? 0 : static_cast<size_t>(std::min(kAtOnce, place.bytes)));
+    uint32_t crc = 0;
+    for (int64_t done = 0; done < place.bytes; done += kAtOnce) {
+        note_progress();
+        const auto bytes = static_cast<size_t>(std::min(kAtOnce, place.bytes - done));
+        uint8_t* const to = keeps ? out.data() + done : block.data();
+        require_read(
+            read_all(disk_, files_[static_cast<size_t>(place.file)].get(), to, bytes, place.offset + done),
+            fmt::format("{}: tensor {}: cannot read it", path_of_file(place.file), name));
+        crc = crc32c(to, bytes, crc);
+    }
+    require(crc == place.crc, ExitCode::checkpoint, "{}: tensor {}: the checksum does not fit: damaged",
+            path_of_file(place.file), name);
 }
 
 void CheckpointReader::read(const Whole& whole, std::span<uint8_t> out) const {
@@ -110,25 +120,11 @@ void CheckpointReader::join_slices() {
 }
 
 void CheckpointReader::verify_file(int64_t file) const {
-    constexpr int64_t kVerifiedAtOnce = int64_t{4} << 20;  // of a tensor in memory
     std::vector<std::pair<std::string, Place>> in_file;
     for (const auto& [name, place] : tensors_)
         if (place.file == file) in_file.emplace_back(name, place);
     std::ranges::sort(in_file, {}, [](const auto& named) { return named.second.offset; });
-    std::vector<uint8_t> block;
-    for (const auto& [name, place] : in_file) {
-        uint32_t crc = 0;
-        for (int64_t done = 0; done < place.bytes; done += kVerifiedAtOnce) {
-            note_progress();
-            block.resize(static_cast<size_t>(std::min(kVerifiedAtOnce, place.bytes - done)));
-            require_read(read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(), block.size(),
-                                  place.offset + done),
-                         fmt::format("{}: tensor {}: cannot read it", path_of_file(file), name));
-            crc = crc32c(block.data(), block.size(), crc);
-        }
-        require(crc == place.crc, ExitCode::checkpoint, "{}: tensor {}: the checksum does not fit: damaged",
-                path_of_file(file), name);
-    }
+    for (const auto& [name, place] : in_file) read(name, place, {});
 }
 
 }  // namespace fp8flow::checkpoint
