@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The recipes that cast around every GEMM: CastFlow with the scale layouts of each. BF16 on the wire and
-// between operators; every GEMM's input is quantised from BF16 in both orientations.
+// The recipes that are a CastFlow: BF16 on the wire and between operators. Every GEMM's input is quantised
+// from BF16 in both orientations, in the scale layouts of the recipe; in bf16 it stays as it is.
 #include "layers/flows/cast_flow.h"
 
 namespace fp8flow {
@@ -47,9 +47,33 @@ private:
     Layouts layouts_;
 };
 
+// The baseline of all comparisons: its casts do nothing. The internal recipe fp32 of the gradient checks is
+// the same with FP32 tensors.
+class Bf16Flow final : public CastFlow {
+public:
+    Bf16Flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute)
+        : CastFlow(precision, recompute) {
+        precision_.fp8_wgrad = false;
+    }
+    void check_rules() const override { Flow::check_rules(); }
+    WeightFormat weight_format() const override { return {}; }
+    std::vector<int64_t> row_alignments() const override { return {1, 16, 32, 128}; }
+    double operand_bytes() const override { return steps::kPlainBytes; }
+
+protected:
+    ScaleLayout row_layout() const override { return ScaleLayout::none; }
+    ScaleLayout column_layout() const override { return ScaleLayout::none; }
+    Operands cast(Context&, Quantized, const char*, const TensorView& plain, const ExpertsSaved&,
+                  std::optional<steps::Life> columns_life) const override {
+        return {.rows = {.data = plain}, .columns = {.data = columns_life ? plain : TensorView{}}};
+    }
+};
+
 }  // namespace
 
 std::unique_ptr<Flow> make_casting_recipe(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+    if (precision.recipe == Recipe::bf16 || precision.recipe == Recipe::fp32)
+        return std::make_unique<Bf16Flow>(precision, recompute);
     return std::make_unique<CastingRecipe>(precision, recompute);
 }
 

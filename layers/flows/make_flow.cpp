@@ -63,7 +63,6 @@ void Flow::linear_backward(Context&, const Linear&, const TokenRows&, const Toke
     fail(ExitCode::internal, "a linear layer's backward without its forward");
 }
 
-std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_fp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_casting_recipe(const PrecisionSpec&, const ExpertsRecompute&);
 
@@ -129,9 +128,9 @@ namespace {
 std::unique_ptr<Flow> make_flow_of(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
     if (!precision.flow.empty()) return make_own_flow(precision, recompute);
     switch (precision.recipe) {
-        case Recipe::bf16:
-        case Recipe::fp32: return make_bf16_flow(precision, recompute);
         case Recipe::fp8_flow: return make_fp8_flow(precision, recompute);
+        case Recipe::bf16:
+        case Recipe::fp32:
         case Recipe::fp8_blockwise:
         case Recipe::fp8_tensorwise:
         case Recipe::fp8_rowwise:
