@@ -83,7 +83,7 @@ public:
         if (!run.started_ && !trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         run.started_ = true;
         file_ = run.begin_file(job);
-        file_["order"] = checksum_text(data_->fingerprint());
+        file_["order"] = checksum_text(data::order_fingerprint(*data_));
         file_["initial weights"] =
             weights_fingerprint(trainer_->transformer(), trainer_->ops().device(), world_);
         if (job.arm->moves_start) {

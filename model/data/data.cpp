@@ -3,6 +3,7 @@
 #include "model/data/data.h"
 
 #include "kernels/core/error.h"
+#include "model/base/crc32c.h"
 #include "model/data/permutation.h"
 
 #include <algorithm>
@@ -14,6 +15,17 @@ const char* name_of(Split split) { return split == Split::train ? "train" : "hel
 
 std::string TokenSource::epochs_text(int64_t samples) const {
     return fmt::format("{:.3g} epochs", f64(samples) / f64(samples_per_epoch(Split::train)));
+}
+
+uint64_t order_fingerprint(const TokenSource& source) {
+    constexpr int64_t kWindows = 16;
+    std::vector<int32_t> tokens(to_size(source.seq_length() + 1));
+    uint32_t checksum = 0;
+    for (int64_t sample = 0; sample < kWindows; ++sample) {
+        source.sample(Split::train, sample, tokens);
+        checksum = crc32c(tokens.data(), tokens.size() * sizeof(int32_t), checksum);
+    }
+    return mix64(source.fingerprint(), checksum);
 }
 
 int64_t held_out_in(const TokenSource& source, const TokenSource& trained) {

@@ -62,6 +62,9 @@ public:
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };
 
+// Of the data and of the order in which a run reads it: of the first training windows.
+uint64_t order_fingerprint(const TokenSource& source);
+
 // Files that `source` holds out and `trained` trains on, at least in part.
 int64_t held_out_in(const TokenSource& source, const TokenSource& trained);
 

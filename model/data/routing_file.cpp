@@ -24,11 +24,12 @@ std::string ids_of(int64_t layer) { return fmt::format("layers.{}.moe.router.ids
 }  // namespace
 
 GivenRouting::GivenRouting(const std::string& path, const RoutingShape& shape) : file_(path), shape_(shape) {
-    const auto require_same = [&](const char* key, const std::string& wanted) {
+    const auto require_same = [&](const char* key, const std::string& wanted, const char* advice = "") {
         const auto given = file_.header().metadata.find(key);
         require(given != file_.header().metadata.end() && given->second == wanted, ExitCode::data,
-                "{}: its metadata has {} {}, this run wants {}", path, key,
-                given == file_.header().metadata.end() ? "nowhere" : printable(given->second), wanted);
+                "{}: its metadata has {} {}, this run wants {}{}", path, key,
+                given == file_.header().metadata.end() ? "nowhere" : printable(given->second), wanted,
+                advice);
     };
     require_same("num_experts", std::to_string(shape.num_experts));
     for (const int64_t layer : shape.layers) {
@@ -46,7 +47,8 @@ GivenRouting::GivenRouting(const std::string& path, const RoutingShape& shape) :
     }
     const TensorEntry* recorded = file_.find(kRecorded);
     if (recorded == nullptr || shape.data == 0) return;
-    require_same("data", checksum_text(shape.data));
+    require_same("data", checksum_text(shape.data),
+                 ": record it with the data and the training.seed of this run");
     const int64_t tokens = std::ssize(ids_[0]) / 2 / shape.topk;
     require(recorded->numel() * shape.seq_length == tokens, ExitCode::data,
             "{}: has {} samples of {} tokens, this run has model.seq_length {}", path, recorded->numel(),

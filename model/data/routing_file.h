@@ -3,7 +3,7 @@
 // --routing). For each MoE layer N one tensor "layers.N.moe.router.ids" [tokens, K] I16: what inference
 // engines return. Row sample * seq_length + position, with samples numbered as the Batcher deals them, so
 // that steps, micro-batches and ranks do not matter. Metadata: num_experts. A file that a run records also
-// has "recorded" [samples] U8, 1 where a sample was written, and the fingerprint of the data.
+// has "recorded" [samples] U8, 1 where a sample was written, and the fingerprint of the data and their order.
 #pragma once
 
 #include "model/safetensors/file.h"
@@ -18,7 +18,7 @@ struct RoutingShape {
     std::vector<int64_t> layers;  // numbers of the MoE layers
     int64_t tokens = 0, topk = 0, num_experts = 0;
     int64_t seq_length = 0;  // tokens of a sample
-    uint64_t data = 0;       // TokenSource::fingerprint(); 0: not of a run
+    uint64_t data = 0;       // order_fingerprint(); 0: not of a run
 };
 
 // A file that was given. All errors are Error(data) and name what the file has and what is wanted.

@@ -12,13 +12,13 @@ using namespace data;
 
 namespace {
 
-RoutingShape shape_of(const Config& config, uint64_t data_fingerprint) {
+RoutingShape shape_of(const Config& config, uint64_t order) {
     const int64_t seq = config.model.seq_length;
     RoutingShape shape{.tokens = config.training.train_iters * config.training.global_batch_size * seq,
                        .topk = config.moe.moe_router_topk,
                        .num_experts = config.moe.num_experts,
                        .seq_length = seq,
-                       .data = data_fingerprint};
+                       .data = order};
     for (size_t layer = 0; layer < config.model.moe_layer_freq.size(); ++layer)
         if (config.model.moe_layer_freq[layer] != 0) shape.layers.push_back(static_cast<int64_t>(layer));
     return shape;
@@ -26,11 +26,11 @@ RoutingShape shape_of(const Config& config, uint64_t data_fingerprint) {
 
 }  // namespace
 
-StepRouting::StepRouting(Device& device, const Config& config, uint64_t data_fingerprint, const Sizes& sizes)
+StepRouting::StepRouting(Device& device, const Config& config, uint64_t order, const Sizes& sizes)
     : device_(device),
       record_path_(config.output.record_routing),
       recipe_(recipe_name(config.precision)),
-      shape_(shape_of(config, data_fingerprint)),
+      shape_(shape_of(config, order)),
       layer_bytes_(to_size(sizes.samples * shape_.seq_length * shape_.topk) * sizeof(int32_t)),
       memory_(device, "given routing") {
     require(!shape_.layers.empty() && shape_.num_experts <= std::numeric_limits<int16_t>::max(),

@@ -22,7 +22,8 @@ public:
     struct Sizes {
         int64_t samples = 0, slots = 0, buffers = 1;  // samples: of a rank in a micro-batch, at most
     };
-    StepRouting(Device& device, const Config& config, uint64_t data_fingerprint, const Sizes& sizes);
+    // order: order_fingerprint of the data.
+    StepRouting(Device& device, const Config& config, uint64_t order, const Sizes& sizes);
 
     // Collective, before each step; the first call alone does something: it refuses a given file that is too
     // short, and creates the file to record. A run that skipped samples before (training.on_divergence:

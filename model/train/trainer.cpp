@@ -154,7 +154,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
         memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots, batches));
     if (!config.data.routing_path.empty() || !config.output.record_routing.empty())
         routing_ =
-            std::make_unique<StepRouting>(device, config, data_->fingerprint(),
+            std::make_unique<StepRouting>(device, config, order_fingerprint(*data_),
                                           StepRouting::Sizes{.samples = batcher_.samples(0, 0, 0).count,
                                                              .slots = batches,
                                                              .buffers = std::ssize(memory_)});

@@ -35,8 +35,8 @@ struct RunFile {
 // Throws Error(usage) with the item in which two files differ. All must agree in "commit", "backend",
 // "ranks", "data", "routing of" and "configuration" (without the arm's keys), those with one seed also in
 // "order" and "initial weights", those of one arm also in "keys", "against", "validate.control_arm" and
-// "plugin" (a fingerprint). Two commits or plugins of `equal_commits` count as one. A key that an older
-// program did not have counts as its default.
+// "plugin" (a fingerprint), and must differ in how they begin. Two commits or plugins of `equal_commits`
+// count as one. A key that an older program did not have counts as its default.
 void check_agree(const std::vector<RunFile>& files, const std::vector<std::string>& equal_commits);
 
 // With every real number as the shortest decimal of its FP32 value: losses are FP32, and take half the bytes.

@@ -88,6 +88,21 @@ TEST(GivenRouting, AnotherRecipeAndLayoutHasTheSameExperts) {
     EXPECT_GT(least, 0.8);
 }
 
+// With another seed a sample has other tokens.
+TEST(GivenRouting, AnotherOrderOfTheDataIsRefused) {
+    const TemporaryFolder folder;
+    std::string text;
+    for (int i = 0; i < 2000; ++i) text += std::to_string(i * i % 97) + " ";
+    const Texts base = {"data.data_kind=text",   "data.data_path=" + folder.write("text", text),
+                        "model.vocab_size=257",  "data.held_out_fraction=0",
+                        "training.eval_iters=0", "training.train_iters=2"};
+    const auto train = [&](const Texts& keys) { train_all(test_config(Recipe::bf16, with(base, keys)), 1); };
+    const std::string given = "data.routing_path=" + folder.path("a");
+    train({"output.record_routing=" + folder.path("a")});
+    train({given});
+    expect_contains(error_of(ExitCode::data, [&] { train({given, "training.seed=5"}); }), "training.seed");
+}
+
 // After a rollback a run reads as many samples more as it skipped: its file has them, each layer in its
 // place. A run that would read more of a file than there is does not begin.
 TEST(GivenRouting, ARunThatSkippedSamplesRecordsThoseThatItReads) {

@@ -79,6 +79,26 @@ TEST(Validate, RunsThatAreMissingAreNamed) {
     EXPECT_EQ(missing_jobs(files), std::vector<std::string>{"b:1"});
 }
 
+// With synthetic data and --weights a seed changes nothing: three such runs are one.
+TEST(Validate, SeedsThatBeginAlikeAreOneRun) {
+    const auto check = [](const char* order, const char* weights, int64_t seed) {
+        std::vector<RunFile> files;
+        for (const int64_t s : {int64_t{1}, seed})
+            files.push_back({{{"arm", "a"},
+                              {"seed", s},
+                              {"data", "d"},
+                              {"order", s == 1 ? "o" : order},
+                              {"initial weights", s == 1 ? "w" : weights}},
+                             fmt::format("{}.json", s)});
+        check_agree(files, {});
+    };
+    check("other", "w", 2);
+    check("o", "other", 2);
+    expect_contains(error_of(ExitCode::usage, [&] { check("o", "w", 2); }),
+                    "1.json and 2.json begin with the same weights and data");
+    EXPECT_NO_THROW(check("d", "w", 1)) << "by an earlier version, which had no fingerprint of the order";
+}
+
 TEST(Validate, ControlArmAndFlowComeInThisOrder) {
     const std::vector<std::string> keys = {"training.train_iters=24",
                                            "parallel.expert_model_parallel_size=2"};
