@@ -107,6 +107,8 @@ int run_dump_samples(const Options& options, ProcessGroup& world);
 int run_validate(const Options& options, ProcessGroup& world);
 // The same report of runs that other processes have done (Options::joined).
 int run_join(const Options& options, ProcessGroup& world);
+// Refuses a warm-up as long as the run.
+void require_compared_steps(const Config& config);
 // From the files of runs, sorted, to the table, the report and the verdict. On the first rank.
 int write_validation(const Options& options, const Config& config, const Provenance& provenance,
                      const std::vector<validate::RunFile>& files, const OutputFolder& folder,

@@ -245,10 +245,7 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
       arms_(make_arms(config_, options.ablation, world.size(), options.arms)),
       seeds_(options.seeds),
       log_(world.rank(), options.detail) {
-    require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
-            "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare; lower the "
-            "one or raise the other",
-            config_.validate.warmup_iters, config_.training.train_iters);
+    require_compared_steps(config_);
     for (const Arm& arm : arms_) check_config(arm.config, world.size());
     if (seeds_.empty()) seeds_ = {static_cast<int64_t>(config_.training.seed)};
     std::ranges::sort(seeds_);

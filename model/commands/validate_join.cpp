@@ -52,6 +52,13 @@ std::vector<RunFile> joined_files(const Options& options) {
 
 }  // namespace
 
+void require_compared_steps(const Config& config) {
+    require(config.validate.warmup_iters < config.training.train_iters, ExitCode::usage,
+            "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare; lower the "
+            "one or raise the other",
+            config.validate.warmup_iters, config.training.train_iters);
+}
+
 int write_validation(const Options& options, const Config& config, const Provenance& own,
                      const std::vector<RunFile>& files, const OutputFolder& folder, RunLog& log) {
     const Provenance provenance = as_trained(own, files.front().content);
@@ -107,6 +114,7 @@ int run_join(const Options& options, ProcessGroup& world) {
                  {{{"arm", first.arm()}, {"seed", first.seed()}, {"configuration", std::move(keys)}},
                   options.config_path}},
                 {});
+    require_compared_steps(config);
     RunFolder run_folder(run_folder_of(options, config.output.out), world);
     config.output.out = run_folder.name();
     RunLog log(world.rank(), options.detail);

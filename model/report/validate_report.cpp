@@ -50,8 +50,8 @@ const char* verdict_name(const Outcome& outcome) {
 // "pass", "miss, 1 diverged", "inconclusive, 7 seeds would decide"
 std::string verdict_text(const Outcome& outcome, const Config& config) {
     std::string text = verdict_name(outcome);
-    if (outcome.against.empty() || outcome.arm == kControlArm) return text;
     if (outcome.diverged > 0) text += fmt::format(", {} diverged", outcome.diverged);
+    if (outcome.against.empty() || outcome.arm == kControlArm) return text;
     if (const auto need = need_to_decide(outcome, config))
         text += fmt::format(", {} {} would decide",
                             need->count < 1000 ? fmt::format("{:.0f}", need->count) : format_si(need->count),
@@ -129,7 +129,8 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
             return o.pairs.empty() || !std::isfinite(ratio) ? "-" : format_percent(ratio, 3);
         };
         cells.push_back(
-            {label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
+            {label_of(o, outcomes),
+             format_count(o.against.empty() ? std::ssize(o.runs) : std::ssize(o.pairs)),
              o.losses.empty() ? "-" : format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
              o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
              percent_text(o.held_out, o.base_held_out), o.to_control ? format_fixed(*o.to_control, 1) : "-",
@@ -157,7 +158,11 @@ std::string table_heading(const Outcomes& outcomes, const Config& config) {
 }
 
 std::string control_text(const Outcomes& outcomes) {
-    if (!outcomes.noise) return "no noise floor: no control arm ran (validate.control_arm)";
+    if (!outcomes.noise)
+        return fmt::format("no noise floor: {}",
+                           outcomes.find(kControlArm) != nullptr
+                               ? "the control arm has no seed in common with its baseline"
+                               : "no control arm ran (validate.control_arm)");
     const auto names = [&](bool overlapping) {
         std::vector<std::string> arms;
         for (const Outcome& o : outcomes.arms)

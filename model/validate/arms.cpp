@@ -103,6 +103,10 @@ Arm parse_arm(const Config& base, const std::string& text, int ranks) {
     require(colon != std::string::npos && !name.empty() && at + 1 != colon && colon + 1 < text.size(),
             ExitCode::usage, "--arm: got {}, want NAME:key=value,key=value or NAME@BASE:key=value,key=value",
             printable(text));
+    require(
+        job_name(name, 0) != job_name(kControlArm, 0), ExitCode::usage,
+        "--arm {}: got the name of the control arm (validate.control_arm), which is not judged; want another",
+        printable(name));
     const Names settings = settings_of(text.substr(colon + 1));
     Config start = base;
     for (const std::string& setting : settings) {

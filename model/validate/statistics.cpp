@@ -288,7 +288,7 @@ std::optional<double> growth_to_decide(const Difference& difference, double limi
     }
     const auto pairs = static_cast<double>(difference.pairs);
     for (double more = pairs + 1; more <= kMost * pairs; ++more) {
-        const double freedom = difference.freedom * (more - 1) / (pairs - 1);
+        const double freedom = difference.freedom * (more - 1) / std::max(pairs - 1, 1.0);
         const double growth = more / pairs;
         if (growth_of(student_quantile(0.975, freedom) * difference.error) <= growth) return growth;
     }

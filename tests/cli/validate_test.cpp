@@ -375,6 +375,10 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
         fp8flow_alone({"validate", "--out", folder.path("joined"), "--set", "training.lr=0.01", "--join",
                        folder.path("bf16"), folder.path("flow")});
     expect_contains(failure(2, other), "the runs differ in training.lr");
+    const CommandResult late =
+        fp8flow_alone({"validate", "--out", folder.path("joined"), "--set", "validate.warmup_iters=2",
+                       "--join", folder.path("bf16"), folder.path("flow")});
+    expect_contains(failure(2, late), "no step is left to compare");
     expect_contains(failure(2, fp8flow_alone(six_jobs(folder.path("none"), {"--only", "flow:4"}))),
                     "--only: got flow:4, want one of bf16:1, flow:1, bf16:2");
 }
@@ -428,6 +432,7 @@ TEST(ValidateJobs, ArmsThatAreWrongAreRefused) {
          std::map<std::string, std::string>{{"flow", "want NAME:key=value,key=value"},
                                             {"flow:recipe=fp9", "--arm flow: "},
                                             {"flow:hidden_size=256", "arms must differ in the recipe only"},
+                                            {"bf16_control:recipe=mxfp8", "the name of the control arm"},
                                             {"bf16:recipe=mxfp8", "two arms have this name"}}) {
         expect_contains(
             failure(2, fp8flow_alone(test_run("validate", folder.path("out"), {}, {"--arm", arm}))), reason);

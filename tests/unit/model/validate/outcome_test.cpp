@@ -86,6 +86,7 @@ TEST(Outcome, ArmsArePairedBySeed) {
     EXPECT_EQ(all.find("off")->against, "flow");
     EXPECT_NEAR(all.find("off")->training.mean, 0.004, 1e-12);
     EXPECT_NEAR(*all.noise, 0.001 / 2.1, 1e-12);
+    EXPECT_EQ(report::outcome_cells(all, arms.front().config)[2][1], "3") << "seeds of the difference";
 }
 
 TEST(Outcome, ADivergedRunIsAMissAndCounted) {
@@ -108,11 +109,14 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
     // the control arm is judged by nobody
     runs[1] = run_of("good", 1, 1e-6);
     for (const int64_t seed : {1, 2, 3}) runs.push_back(diverged(kControlArm, seed));
-    EXPECT_EQ(outcomes_of(runs, arms_of({"bf16", "good", kControlArm}), spec).verdict, Verdict::pass);
+    const Outcomes uncontrolled = outcomes_of(runs, arms_of({"bf16", "good", kControlArm}), spec);
+    EXPECT_EQ(uncontrolled.verdict, Verdict::pass);
+    expect_contains(report::control_text(uncontrolled), "no seed in common");
     // where the baseline diverges too, nobody is to blame
-    const Outcomes both =
-        outcomes_of({diverged("bf16", 1), diverged("flow", 1)}, arms_of({"bf16", "flow"}), spec);
+    const std::vector<Arm> arms = arms_of({"bf16", "flow"});
+    const Outcomes both = outcomes_of({diverged("bf16", 1), diverged("flow", 1)}, arms, spec);
     EXPECT_EQ(both.find("flow")->verdict, Verdict::inconclusive);
+    EXPECT_EQ(report::outcome_cells(both, arms.front().config)[1].back(), "baseline, 1 diverged");
 }
 
 TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {

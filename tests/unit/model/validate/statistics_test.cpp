@@ -234,6 +234,10 @@ TEST(Statistics, VerdictNeedsTheWholeInterval) {
     run.noise = Noise::run;
     EXPECT_NEAR(growth_to_decide(run, 0.25).value(), 4, 1e-9) << "four times the steps halve the interval";
     EXPECT_FALSE(growth_to_decide({.mean = 0.1, .pairs = 1}, 0.25));
+    Difference one = with(0.1, 0.3);
+    one.pairs = 1;
+    one.noise = Noise::pooled;
+    EXPECT_EQ(growth_to_decide(one, 0.25), 3.0) << "t_4 / sqrt(3)";
 }
 
 }  // namespace
