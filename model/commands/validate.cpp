@@ -53,6 +53,8 @@ private:
     std::string folder_of(const std::string& job) const;
     // On the first rank; null: not done.
     const RunFile* done(const std::string& arm, int64_t seed) const;
+    // Collective. The arm of --routing-of diverged with this seed: the routing of later steps is not known.
+    bool lacks_routing(const Job& job) const;
     std::string label_of(const Job& job) const;  // "fp8_flow", or "fp8_flow seed 2" if there are several
 
     ProcessGroup& world_;
@@ -313,9 +315,13 @@ int ValidateRun::run() {
     if (world_.rank() == 0 && run_folder_) {
         std::vector<RunFile> files;
         for (const RunFile& file : known_)
-            if (std::ranges::any_of(jobs_, [&](const Job& job) { return job.is_of(file); }))
+            if (file.is_done() && std::ranges::any_of(jobs_, [&](const Job& job) { return job.is_of(file); }))
                 files.push_back(file);
         sort_run_files(files);
+        for (const Arm& arm : arms_)
+            require(std::ranges::count(files, arm.name, &RunFile::arm) > 0, ExitCode::numeric,
+                    "--routing-of {}: it diverged with every seed, so there is no run of {}",
+                    options_.routing_of, arm.name);
         status = write_validation(options_, config_, provenance_, files, run_folder_->folder(), log_);
     } else if (world_.rank() == 0) {
         log_.result("  files  {}\nnext  when all are done  {}", folder_of(jobs_.front().name()),
@@ -374,6 +380,9 @@ bool ValidateRun::run_jobs() {
     for (size_t i = 0; i < jobs_.size(); ++i) {
         if (states[i] == done)
             log_.line(" {}: read from {}", label_of(jobs_[i]), folder_of(jobs_[i].name()));
+        else if (lacks_routing(jobs_[i]))
+            log_.line("warning: {}: left out, because {} has diverged and cannot give it experts",
+                      label_of(jobs_[i]), job_name(options_.routing_of, jobs_[i].seed));
         else if (!JobTraining(*this, jobs_[i], states[i] == begun).run())
             return false;
     }
@@ -384,6 +393,14 @@ const RunFile* ValidateRun::done(const std::string& arm, int64_t seed) const {
     for (const RunFile& file : known_)
         if (file.is_done() && file.arm() == arm && file.seed() == seed) return &file;
     return nullptr;
+}
+
+bool ValidateRun::lacks_routing(const Job& job) const {
+    const RunFile* const given =
+        job.arm->name == options_.routing_of ? nullptr : done(options_.routing_of, job.seed);
+    uint8_t lacks = given != nullptr && given->content.at("diverged") == true ? 1 : 0;
+    world_.broadcast(&lacks, sizeof lacks, 0);
+    return lacks != 0;
 }
 
 std::string ValidateRun::folder_of(const std::string& job) const {

@@ -295,6 +295,11 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
     ASSERT_LE(join(folder.path("jobs"), folder.path("joined")).status, 1);
     EXPECT_EQ(statement(folder.path("one")), statement(folder.path("joined")));
 
+    const CommandResult diverged = fp8flow_alone(
+        six_jobs(folder.path("diverged"), with(more, {"--set", "training.grad_norm_limit=1e-6"}), "1"));
+    expect_contains(diverged.out, "copy: left out, because flow-1 has diverged");
+    expect_contains(failure(13, diverged), "no run of bf16");
+
     std::filesystem::remove_all(folder.path("jobs/runs/bf16-1"));  // an ablation needs its own baseline alone
     succeeded(join(folder.path("jobs"), folder.path("ablation")));
     const json rest = read_json(folder.path("ablation/validate.json")).at("arms");
