@@ -59,5 +59,7 @@ struct Outcomes {
 };
 
 Outcomes outcomes_of(const std::vector<Run>& runs, const std::vector<Arm>& arms, const ValidateSpec& spec);
+Outcomes outcomes_of(std::vector<Run>&& runs, const std::vector<Arm>& arms,
+                     const ValidateSpec& spec) = delete;
 
 }  // namespace fp8flow::validate

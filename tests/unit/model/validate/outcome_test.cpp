@@ -4,6 +4,7 @@
 
 #include "model/report/page/run_pages.h"
 #include "model/report/validate_report.h"
+#include "model/validate/run_file.h"
 #include "tests/support/report_page.h"
 #include "tests/support/training.h"
 
@@ -65,11 +66,18 @@ TEST(Outcome, ArmsArePairedBySeed) {
         runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
         runs.push_back(run_of("off", seed, 0.003 * static_cast<double>(seed)));
         runs.push_back(run_of("steady", seed, 0.001));
+        runs.push_back(run_of("apart", seed, -0.0035));
         runs.push_back(run_of(kControlArm, seed, seed == 2 ? 0.001 : -0.001));
     }
     runs.push_back(run_of("flow", 4, 9));  // no pair
-    std::vector<Arm> arms = arms_of({"bf16", "flow", "off", "steady", kControlArm});
+    auto& first = *std::ranges::find(runs, "off", &validate::Run::arm);
+    first.curve.loss[50] += 1;
+    first.curve.grad_norm.assign(kSteps, 2.5);
+    first.curve.held_out += 0.003;
+    first.costs["seconds per step"] = 0.25;
+    std::vector<Arm> arms = arms_of({"bf16", "flow", "off", "steady", "apart", kControlArm});
     arms[2].against = "flow";
+    arms[2].keys = {{"a key", "2"}};
     const Outcomes all = outcomes_of(runs, arms, {});
     EXPECT_EQ(all.seeds, (std::vector<int64_t>{1, 2, 3, 4}));
     const Outcome& flow = *all.find("flow");
@@ -80,13 +88,49 @@ TEST(Outcome, ArmsArePairedBySeed) {
     EXPECT_NEAR(flow.base, 2.2, 1e-12);
     EXPECT_NEAR(flow.base_held_out, 2.7, 1e-12);
     EXPECT_NEAR(flow.smoothed.max, 0.003 / 2.3, 1e-12);
+    EXPECT_NEAR(flow.root_mean_square, 0.001 * std::sqrt(14.0 / 3), 1e-12);
     EXPECT_NEAR(*flow.to_control, std::sqrt(14.0 / 3), 1e-9);
     EXPECT_TRUE(flow.overlaps_control);
     EXPECT_TRUE(all.find("steady")->overlaps_control) << "it has no interval, the control arm has one";
     EXPECT_EQ(all.find("off")->against, "flow");
     EXPECT_NEAR(all.find("off")->training.mean, 0.004, 1e-12);
     EXPECT_NEAR(*all.noise, 0.001 / 2.1, 1e-12);
-    EXPECT_EQ(report::outcome_cells(all, arms.front().config)[2][1], "3") << "seeds of the difference";
+
+    const Config& config = arms.front().config;
+    nlohmann::json file = shortened(report::validate_json(all, arms, config));
+    EXPECT_EQ(file.at("arms")[2], nlohmann::json::parse(R"({
+        "arm": "off", "name": "off", "against": "flow", "keys": {"a key": "2"}, "seeds": [1, 2, 3],
+        "diverged": 0, "verdict": "inconclusive", "seeds_to_decide": 10.0, "losses": [2.103, 2.206, 2.309],
+        "held_out_losses": [2.606, 2.706, 2.809], "held out": 2.707, "seconds per step": 0.25,
+        "training_difference": {
+            "mean_nats": 0.004, "interval_nats": [-0.0009682754, 0.008968275],
+            "standard_error_nats": 0.0011547005, "mean_percent": 0.18165304, "interval_percent": [-0.043972544, 0.40727863],
+            "detectable_percent": 0.28124523, "degrees_of_freedom": 2.0, "seeds": 3, "noise": "over seeds"},
+        "held_out_difference": {
+            "mean_nats": 0.005, "interval_nats": [0.0025158622, 0.0074841375],
+            "standard_error_nats": 0.00057735026, "mean_percent": 0.18504812, "interval_percent": [0.09311111, 0.2769851],
+            "detectable_percent": 0.11460067, "degrees_of_freedom": 2.0, "seeds": 3, "noise": "over seeds"},
+        "ratio_to_control": 4.3204937, "overlaps_control": true, "max relative error": 0.026626902,
+        "mean relative error": 0.0036996752, "raw max": 0.47691575, "signed, end": 0.0024375876,
+        "grad norm ratio": 1.5})"));
+    file.erase("arms");
+    EXPECT_EQ(file, nlohmann::json::parse(R"({
+        "verdict": "inconclusive", "bar": 0.0025, "iterations": 100, "compared_iterations": [91, 100],
+        "seeds": [1, 2, 3, 4], "confidence": 0.95, "ema_decay": 0.95, "warmup_iters": 5,
+        "noise floor": 0.00047619047,
+        "variance_of_training": {
+            "deviation_nats": 0.0012995725, "degrees_of_freedom": 10.0, "p": 0.0, "pooled": false},
+        "variance_of_held_out": {
+            "deviation_nats": 0.00092496246, "degrees_of_freedom": 10.0, "p": 0.0, "pooled": false}})"));
+    const report::Cells cells = report::outcome_cells(all, config);
+    EXPECT_EQ(cells[2][1], "3") << "seeds of the difference";
+    EXPECT_EQ(cells[3], (std::vector<std::string>{"off (to flow)", "3", "2.2060", "+0.182 ± 0.226 %",
+                                                  "+0.0040", "+0.185 ± 0.092 %", "4.3", "0.281 %", "2.663 %",
+                                                  "250", "inconclusive, 10 seeds would decide"}));
+    expect_contains(report::control_text(all), "overlap flow, off, steady; apart apart");
+    expect_contains(report::answer_text(all, config),
+                    "apart -0.159 ± 0.000 % from the loss of bf16 over 3 seeds, limit 0.25 %");
+    expect_contains(report::table_heading(all, config), "mean loss of iterations 91 to 100: ");
 }
 
 TEST(Outcome, ADivergedRunIsAMissAndCounted) {
@@ -102,6 +146,9 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
     EXPECT_EQ(all.find("bad")->verdict, Verdict::miss);
     EXPECT_EQ(all.find("bad")->diverged, 1);
     EXPECT_EQ(all.find("bad")->training.pairs, 2);
+    const std::vector<Arm> arms = arms_of({"bf16", "good", "bad"});
+    EXPECT_EQ(report::validate_json(all, arms, arms[0].config).at("arms")[2].at("diverged"), 1);
+    EXPECT_EQ(report::outcome_cells(all, arms[0].config)[3].back(), "miss, 1 diverged");
     EXPECT_EQ(all.verdict, Verdict::miss);
     EXPECT_FALSE(all.noise) << "no control arm";
     runs[1].curve.loss.back() = std::nan("");
@@ -113,8 +160,8 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
     EXPECT_EQ(uncontrolled.verdict, Verdict::pass);
     expect_contains(report::control_text(uncontrolled), "no seed in common");
     // where the baseline diverges too, nobody is to blame
-    const std::vector<Arm> arms = arms_of({"bf16", "flow"});
-    const Outcomes both = outcomes_of({diverged("bf16", 1), diverged("flow", 1)}, arms, spec);
+    const Runs none = {diverged("bf16", 1), diverged("flow", 1)};
+    const Outcomes both = outcomes_of(none, arms_of({"bf16", "flow"}), spec);
     EXPECT_EQ(both.find("flow")->verdict, Verdict::inconclusive);
     EXPECT_EQ(report::outcome_cells(both, arms.front().config)[1].back(), "baseline, 1 diverged");
 }
@@ -220,19 +267,47 @@ TEST(Outcome, PoolingIsSaidOnlyWhereAnIntervalHasIt) {
 }
 
 TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
-    const std::vector<Arm> arms = arms_of({"bf16", "flow"});
+    std::vector<Arm> arms = arms_of({"bf16", "flow", "off", kControlArm});
+    arms[2].against = "flow";
     const Config& config = arms.front().config;
-    const Runs runs = three_seeds();
+    Runs runs = three_seeds();
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("off", seed, 0.003));
+        runs.push_back(run_of(kControlArm, seed, 0.001));
+    }
+    runs[3].curve.loss[95] -= 0.1;  // flow, seed 2: the same mean of the last ten
+    runs[3].curve.loss[99] += 0.1;
     const Outcomes all = outcomes_of(runs, arms, config.validate);
     const Provenance provenance{.ranks = 1};
     const nlohmann::json page = expect_report_page(
         report::validate_page({"seeds", config, provenance}, all, nlohmann::json::array()));
-    const nlohmann::json& flow = page.at("loss")[1].at("series")[0];
+    EXPECT_EQ(page.at("arms"), nlohmann::json(report::outcome_cells(all, config)));
+    const nlohmann::json& curves = page.at("loss")[0].at("series");
+    EXPECT_EQ(curves[0].at("x")[0], 1);
+    EXPECT_NEAR(curves[0].at("y")[0].get<double>(), 2.2, 1e-12);
+    EXPECT_EQ(curves[0].at("low").at("y")[0], 2.1);
+    EXPECT_EQ(curves[0].at("high").at("y")[0], 2.3);
+    for (size_t i = 0; i < 4; ++i) {
+        EXPECT_EQ(curves[i].at("name"), arms[i].name);
+        EXPECT_EQ(curves[i].at("dashed"), i == 3) << "the control arm";
+    }
+    const nlohmann::json& differences = page.at("loss")[1];
+    expect_contains(differences.at("title"), "from bf16, or from the arm named below");
+    const nlohmann::json limit = {{"low", -0.25}, {"high", 0.25}, {"name", "limit"}};
+    EXPECT_EQ(page.at("loss_dots").at("bands"), nlohmann::json::array({limit}));
+    EXPECT_EQ(differences.at("lines")[0].at("y"), 0.25);
+    EXPECT_EQ(differences.at("lines")[1].at("y"), -0.25);
+    EXPECT_EQ(differences.at("bands")[0].at("low"), -100 * *all.noise);
+    EXPECT_EQ(differences.at("bands")[0].at("high"), 100 * *all.noise);
+    expect_contains(page.at("loss_dots_note"), "Mean loss of iterations 91 to 100.");
+    const nlohmann::json& flow = differences.at("series")[0];
     EXPECT_NEAR(flow.at("low").at("y")[0].get<double>(), 100 * 0.001 / 2.1, 1e-9);
     EXPECT_NEAR(flow.at("high").at("y")[0].get<double>(), 100 * 0.003 / 2.3, 1e-9);
     EXPECT_EQ(flow.at("x")[0], config.validate.warmup_iters + 1);
     const nlohmann::json& row = page.at("loss_dots").at("rows")[0];
-    EXPECT_EQ(row.at("dots").size(), 3u);
+    ASSERT_EQ(row.at("dots").size(), 3u);
+    EXPECT_NEAR(row.at("dots")[1][0].get<double>(), 100 * 0.002 / 2.2, 1e-9);
+    EXPECT_TRUE(page.at("loss_dots").at("rows")[1].at("note").get<std::string>().ends_with(" % to flow"));
     EXPECT_NEAR(row.at("high").get<double>() - row.at("low").get<double>(),
                 2 * 100 * all.arms[1].training.half_width() / 2.2, 1e-9);
 }

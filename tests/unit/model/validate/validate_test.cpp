@@ -72,11 +72,42 @@ Curve curve_of(const Config& config, Arithmetic arithmetic) {
     return curve;
 }
 
-TEST(Validate, RunsThatAreMissingAreNamed) {
+TEST(Validate, RunsAreSortedAndThoseThatAreMissingNamed) {
     std::vector<RunFile> files;
-    for (const auto& [arm, seed] : {std::pair("a", 1), {"a", 2}, {"b", 2}})
-        files.push_back({{{"arm", arm}, {"seed", seed}}, "run.json"});
-    EXPECT_EQ(missing_jobs(files), std::vector<std::string>{"b:1"});
+    for (const auto& [arm, seed, number] : {std::tuple("a", 2, 1), {"a", 10, 2}, {"b", 10, 0}})
+        files.push_back({{{"arm", arm}, {"seed", seed}, {"number", number}}, "run.json"});
+    std::swap(files[0], files[1]);
+    sort_run_files(files);
+    EXPECT_EQ(files[0].arm(), "b");
+    EXPECT_EQ(files[1].seed(), 2);
+    EXPECT_EQ(missing_jobs(files), std::vector<std::string>{"b:2"});
+}
+
+// Runs with one seed begin alike, those of one arm are of one kind, and all read the same data.
+TEST(Validate, RunsThatDoNotCompareAreRefused) {
+    const nlohmann::json first = nlohmann::json::parse(R"({
+        "arm": "a", "seed": 1, "commit": "1", "backend": "1", "ranks": "1", "data": "1", "routing of": "1",
+        "order": "1", "initial weights": "1", "against": "1", "validate.control_arm": "1", "plugin": "1",
+        "keys": {}, "configuration": {}})");
+    using Items = std::set<std::string>;
+    const auto refused = [&](const char* arm, int64_t seed) {
+        Items items;
+        for (const auto& [item, value] : first.items()) {
+            nlohmann::json other = first;
+            other[item] = value.is_object() ? nlohmann::json{{"a key", "2"}} : nlohmann::json("2");
+            other.update({{"arm", arm}, {"seed", seed}});
+            if (!error_or_none(ExitCode::usage, [&] {
+                     check_agree({{first, "x"}, {other, "y"}}, {});
+                 }).empty())
+                items.insert(item);
+        }
+        return items;
+    };
+    EXPECT_EQ(refused("b", 2), (Items{"backend", "commit", "configuration", "data", "ranks", "routing of"}));
+    EXPECT_EQ(refused("b", 1), (Items{"backend", "commit", "configuration", "data", "initial weights",
+                                      "order", "ranks", "routing of"}));
+    EXPECT_EQ(refused("a", 2), (Items{"against", "backend", "commit", "configuration", "data", "keys",
+                                      "plugin", "ranks", "routing of", "validate.control_arm"}));
 }
 
 // With synthetic data and --weights a seed changes nothing: three such runs are one.
