@@ -4,6 +4,7 @@
 #include "model/plan/plan.h"
 
 #include "model/report/plan_report.h"
+#include "model/report/table.h"
 #include "tests/support/settings.h"
 
 #include <fmt/core.h>
@@ -434,8 +435,17 @@ TEST(RunPlan, TextAndJsonAgree) {
         }
         const auto json = report::plan_json(config, plan, {.commit = "abc", .command = "fp8flow plan"});
         EXPECT_EQ(json["commit"], "abc");
-        EXPECT_EQ(json["memory_bytes"]["saved_reserved"], plan.saved_reserved);
-        EXPECT_EQ(json["memory_bytes"]["saved_used"], plan.saved_used);
+        const auto& bytes = json["memory_bytes"];
+        EXPECT_EQ(bytes["row_capacity"], plan.row_capacity);
+        EXPECT_EQ(bytes["host_tokens_of_steps"], plan.host.bytes);
+        for (const auto& [what, key, reserved, used] :
+             {std::tuple{"saved activations", "saved", plan.saved_reserved, plan.saved_used},
+              {"MoE workspace", "workspace", plan.workspace_reserved, plan.workspace_used}}) {
+            EXPECT_EQ(bytes[fmt::format("{}_reserved", key)], reserved);
+            EXPECT_EQ(bytes[fmt::format("{}_used", key)], used);
+            expect_contains(text, fmt::format("  {}: {} reserved, {} used with even load\n", what,
+                                              report::format_bytes(reserved), report::format_bytes(used)));
+        }
         EXPECT_LE(plan.saved_used, plan.saved_reserved);
         EXPECT_GT(plan.saved_used, 0.0);
         EXPECT_EQ(json["parameters"]["total"], plan.total_parameters());

@@ -41,8 +41,14 @@ TEST(RequireFit, RefusesOnAllRanksOrWarns) {
         require_fit(log, {small, small}, backend, world, 2, WhereShort::refuse);
         require_fit(log, {small, large}, backend, world, 2, WhereShort::warn);
         messages[static_cast<size_t>(world.rank())] = error_of(ExitCode::memory, [&] {
-            require_fit(log, {large, small}, backend, world, 2, WhereShort::refuse);
+            require_fit(log, {small, large}, backend, world, 2, WhereShort::refuse);
         });
+        // the rank that has least counts, here one that shares its host with very many
+        const std::string shared = error_of(ExitCode::memory, [&] {
+            require_fit(log, {small}, backend, world, world.rank() == 1 ? 1 << 30 : 1, WhereShort::refuse);
+        });
+        expect_contains(shared, " and rank 1 has 0.00 GiB free within ");
+        expect_contains(shared, ", shared by 1073741824 ranks; ");
     });
     EXPECT_EQ(messages[0], messages[1]);
     expect_contains(messages[0], "this run will not fit: a rank needs ");

@@ -384,6 +384,12 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
                                {.work = {2, 2, 2, 5}, .wire = 4, .alone = 2, .waiting = 2}};
     profile.arms[1].whole.cycles = {7.5e9, 7.5e9, 7.5e9, 5};
     profile.arms[1].padding_share = 0.125;
+    profile.arms[1].memory = {.saved_sums = {.reserved = 21, .used = 22},
+                              .workspace = {.reserved = 23, .used = 24},
+                              .capacity = {.layer = 25},
+                              .most_wanted = {.layer = 26},
+                              .activations = 27};
+    profile.arms[1].redone = 28;
     for (ArmProfile& arm : profile.arms) {
         arm.step_tokens = 400;
         arm.step_seconds = 2;
@@ -413,6 +419,11 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     EXPECT_EQ(two.at("wait seconds by rank"), (json{1.0, 0.0, 2.0}));
     EXPECT_EQ(two.at("layer cycles").at("median"), 7.5e9);
     EXPECT_EQ(two.at("padding share"), 0.125);
+    int64_t value = 21;
+    for (const char* key : {"saved bytes reserved", "saved bytes used", "workspace bytes reserved",
+                            "workspace bytes used", "routed rows of a layer reserved",
+                            "routed rows of a layer used", "activation bytes", "steps redone"})
+        EXPECT_EQ(two.at(key), value++) << key;
     EXPECT_EQ(two.at("parts above ceiling").size(), 2u);
     EXPECT_EQ(two.at("passes joules per token"), 0.3);
     EXPECT_EQ(two.at("passes joules over first"), 0.6);

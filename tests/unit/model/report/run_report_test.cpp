@@ -101,10 +101,10 @@ TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
 
 TEST(RunReport, RedoneStepsAndTheirCapacity) {
     RedoneSteps steps;
-    StepResult result{.step = 4, .seconds = 2, .redone = 1, .redo_seconds = 0.5};
+    StepResult result{.step = 4, .seconds = 2, .redone = 2, .redo_seconds = 0.5};
     steps.add(result);
     steps.add({.seconds = 3});
-    EXPECT_EQ(redone_text(steps), "1 of 2 iterations, 1 time in all: 0.5 s lost, 10.0 % of their time");
+    EXPECT_EQ(redone_text(steps), "1 of 2 iterations, 2 times in all: 0.5 s lost, 10.0 % of their time");
     Config config;
     config.model.seq_length = 64;
     config.moe.moe_router_topk = 2;
@@ -118,10 +118,23 @@ TEST(RunReport, PluralsAndReservedMemory) {
     EXPECT_EQ(counted(2, "rank"), "2 ranks");
     MemoryUse memory;
     memory.parameters = {{"master", 1024}, {"moments", 2048}};
+    memory.saved = {{"fc1", 1}, {"fc2", 2}};
     memory.saved_sums = {.reserved = 4096, .used = 1024};
+    memory.workspace = {.reserved = 5120, .used = 6};
+    memory.capacity = {.layer = 7, .together = 8};
+    memory.most_wanted = {.layer = 9, .together = 10};
+    memory.activations = 11;
     EXPECT_EQ(memory_text(memory),
               "3.00 KiB of parameters, gradients, moments; reserved: 4.00 KiB for saved "
-              "activations (1.00 KiB used), 0 B of workspace");
+              "activations (1.00 KiB used), 5.00 KiB of workspace");
+    EXPECT_EQ(memory_json(memory), nlohmann::json::parse(R"({
+        "parameters": {"master": 1024, "moments": 2048}, "parameters, sum": 3072,
+        "saved for backward": {"fc1": 1, "fc2": 2}, "saved for backward, sum": 3,
+        "saved for backward, reserved": 4096, "saved for backward, used": 1024,
+        "workspace, reserved": 5120, "workspace, used": 6,
+        "routed rows of a layer, reserved": 7, "routed rows of all layers, reserved": 8,
+        "routed rows of a layer, most used": 9, "routed rows of all layers, most used": 10,
+        "activations, peak": 11})"));
 }
 
 }  // namespace

@@ -87,13 +87,23 @@ TEST(Training, PassesAloneAreRedoneByAllRanks) {
     });
 }
 
-// 64 rows per rank, expert and micro-batch, and groups that begin at multiples of the alignment.
+// 64 rows per rank, expert and micro-batch, and groups that begin at multiples of the alignment. Where
+// experts have 2, 4/3, 2/3 and 0 of the mean, those of one rank pad more than those of the other.
 TEST(Training, PaddingShareCountsTheRowsOfTheLastMicroBatch) {
-    for (const auto& [alignment, share] : {std::pair{"128", 0.5}, std::pair{"32", 0.0}}) {
-        const Config config = test_config(Recipe::bf16, {"parallel.expert_model_parallel_size=2",
-                                                         "moe.moe_router_force_load_balancing=true",
-                                                         std::string("moe.moe_row_alignment=") + alignment});
-        train(config, 2,
+    const char* const balanced = "moe.moe_router_force_load_balancing=true";
+    const struct {
+        int ranks;
+        Texts keys;
+        double share;
+    } cases[] = {
+        {2, {balanced, "moe.moe_row_alignment=128"}, 0.5},
+        {2, {balanced, "moe.moe_row_alignment=32"}, 0.0},
+        {4, {balanced, "recompute.recompute_granularity=full", "model.moe_layer_freq=[1, 1]"}, 0.5},
+        {4, {"moe.moe_router_force_biased=2", "parallel.expert_model_parallel_size=4"}, 1 - 512.0 / 768}};
+    for (const auto& [ranks, keys, share] : cases) {
+        const Config config =
+            test_config(Recipe::bf16, with({"parallel.expert_model_parallel_size=2"}, keys));
+        train(config, ranks,
               {.steps = 1, .before_step = [&, share = share](Trainer& trainer, ProcessGroup&, int64_t step) {
                    if (step == 1) {
                        EXPECT_EQ(trainer.padding_share(), share);
