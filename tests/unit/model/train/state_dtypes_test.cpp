@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Training with gradients and moments in BF16: it learns as with FP32, a step done again, other schedules and
 // a resumed run give the same bits, and checkpoints of either kind load into the other.
+#include "kernels/core/stochastic_rounding.h"
 #include "model/checkpoint/resume.h"
 #include "model/train/trainer.h"
 #include "tests/support/checkpoints.h"
@@ -22,13 +23,28 @@ TEST(StateDtypes, Bf16LearnsAsFp32Does) {
     EXPECT_NE(fp32.losses(), bf16.losses());
 }
 
-// Each type by itself: the tensors are of it, and only expert gradients are in BF16.
+// Each type by itself: the tensors are of it, and only expert gradients are in BF16. Their values are those
+// of FP32, rounded with random bits of their own: uses 0 and 1 of a tensor are its moments, the gradient that
+// micro-batch m adds is use 2 + m. The first micro-batch overwrites, and rounds to the nearest.
 TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
+    const Texts halves = {"training.micro_batch_size=4", "training.clip_grad=0"};
+    const auto exact_state = [&](int64_t batch_size, int64_t batch) {
+        const Config config = test_config(
+            Recipe::bf16, with(halves, {fmt::format("training.global_batch_size={}", batch_size)}));
+        const auto choose = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
+            if (step == 0) trainer.set_first_batch(batch);
+        };
+        return train(config, 1, {.steps = 1, .before_step = choose}).state;
+    };
+    // of both micro-batches, and of each as a step: twice its gradient
+    const Values exact = exact_state(8, 0), first = exact_state(4, 0), second = exact_state(4, 1);
+    const char* const kinds[] = {"gradient ", "m ", "v "};
     for (size_t key = 0; key < kBf16.size(); ++key) {
         SCOPED_TRACE(kBf16[key]);
-        const Config config = test_config(Recipe::bf16, {kBf16[key]});
-        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
+        const Config config = test_config(Recipe::bf16, with(halves, {kBf16[key]}));
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
             trainer.run_step();
+            const Values state = collect(trainer, world, 1);
             int64_t narrow = 0;
             for (const Parameter& p : trainer.transformer().parameters().all()) {
                 const DType wanted[] = {p.spec.expert && key == 0 ? DType::bf16 : DType::f32,
@@ -39,6 +55,22 @@ TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
                 EXPECT_EQ(p.v.dtype, wanted[2]) << p.spec.name;
                 EXPECT_EQ(p.master.dtype, DType::f32);
                 for (const DType dtype : wanted) narrow += dtype == DType::bf16;
+                if (wanted[key] != DType::bf16) continue;
+                const std::string name = kinds[key] + p.spec.name;
+                const int64_t row = key == 0 ? p.spec.shape[p.spec.rank - 1] : kRoundingRow;
+                const auto rounded = [&](float value, int64_t use, int64_t i) {
+                    const uint64_t random = rounding_key(config.training.seed, p.stream, use) ^
+                                            static_cast<uint64_t>(rounding_step(config.training.seed, 0));
+                    return to_float(
+                        round_stochastically(value, rounding_bits(rounding_row(random, i / row), i % row)));
+                };
+                for (int64_t i = 0; i < p.numel(); ++i) {
+                    const auto at = static_cast<size_t>(i);
+                    const float want =
+                        key == 0 ? rounded(round_bf16(first.at(name)[at] / 2) + second.at(name)[at] / 2, 3, i)
+                                 : rounded(exact.at(name)[at], static_cast<int64_t>(key) - 1, i);
+                    ASSERT_EQ(state.at(name)[at], want) << name << " " << i;
+                }
             }
             EXPECT_GT(narrow, 0);
         });
