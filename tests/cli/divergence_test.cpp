@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train` where a step diverges, or a checkpoint cannot be written: what it says, keeps and returns.
+#include "model/checkpoint/manifest.h"
 #include "tests/cli/command.h"
 
 #include <gtest/gtest.h>
@@ -100,8 +101,26 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
 
 TEST(Divergence, SkipsAreCountedAndEnd) {
     TemporaryFolder folder;
-    const CommandResult run = fp8flow_alone(
-        train(folder.path("out"), {"training.on_divergence=skip", "training.grad_norm_limit=9"}));
+    const Texts keys = {"training.on_divergence=skip", "training.grad_norm_limit=9"};
+    // Ten skipped steps after the first are as many as may be: only the first has losses and statistics.
+    const std::string out = folder.path("eleven");
+    const CommandResult ends =
+        succeeded(fp8flow_alone(train(out, with(keys, {"training.train_iters=11", "output.tensor_stats=true",
+                                                       "output.tensor_stats_interval=1"}))));
+    const std::string loss = fmt::format("{:.4f}", metrics_of(out, "step").at(0).at("lm_loss").get<double>());
+    for (const std::string& part :
+         {std::string("warning: iteration 11 is skipped, "),
+          "  train loss     " + loss + " -> " + loss + "\n",
+          std::string("warning: 10 iterations skipped, 0 times back to a checkpoint, 0 checkpoints not"),
+          std::string("done: 11 iterations, 2.82 k tokens")})
+        expect_contains(ends.out, part);
+    EXPECT_EQ(read_json(out + "/memory.json").at("redone").at("iterations observed"), 11);
+    const Texts stats = lines_of(read_whole(out + "/tensor_stats.jsonl"));
+    EXPECT_FALSE(stats.empty());
+    for (const std::string& line : stats) EXPECT_EQ(nlohmann::json::parse(line).at("iteration"), 1) << line;
+    EXPECT_EQ(read_json(out + "/tensor_stats.json")[0].at("last iteration"), 1);
+
+    const CommandResult run = fp8flow_alone(train(folder.path("out"), keys));
     EXPECT_EQ(run.status, static_cast<int>(ExitCode::numeric));
     expect_contains(run.out,
                     "warning: iteration 4 is skipped, its update is not applied: the norm of the gradients");
@@ -111,6 +130,26 @@ TEST(Divergence, SkipsAreCountedAndEnd) {
     ASSERT_EQ(steps.size(), 11u);
     EXPECT_FALSE(steps[0].contains("skipped"));
     expect_contains(steps[3].at("skipped"), "training.grad_norm_limit");
+}
+
+// The folder holds the checkpoint of another run, from which this one began: it is not this run's to go back
+// to. A run that continues in its own folder may, be it saved by a version without identities of runs.
+TEST(Divergence, GoesBackToNoCheckpointOfAnotherRun) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("a"), saved = out + "/checkpoints/step_00000001";
+    const Texts keys = {"checkpoint.save_interval=5", "training.on_divergence=rollback",
+                        "training.grad_norm_limit=13.5"};
+    succeeded(fp8flow_alone(train(out, with(keys, {"training.train_iters=1"}))));
+    const CommandResult other = fp8flow_alone(train(
+        folder.path("b"), with(keys, {"checkpoint.save=" + out + "/checkpoints"}), {"--resume", saved}));
+    expect_contains(failure(ExitCode::numeric, other), "step 2: the norm of the gradients is 1");
+
+    const std::string path = saved + "/manifest.json";
+    checkpoint::CheckpointManifest manifest = checkpoint::parse_manifest(read_whole(path), path);
+    manifest.run = 0;
+    folder.write("a/checkpoints/step_00000001/manifest.json", manifest_text(manifest));
+    const CommandResult own = succeeded(fp8flow_alone(train(out, keys, {"--resume", "auto"})));
+    expect_contains(own.out, "back to iteration 1 (3 of 3 times), from there on with batch 5");
 }
 
 TEST(Divergence, WantsACheckpointToGoBackTo) {

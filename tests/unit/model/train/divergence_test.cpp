@@ -93,13 +93,14 @@ TEST(Divergence, AfterASkipTheRunIsThatWithoutTheBatch) {
         Baseline base = baseline(1, recipe);
         ASSERT_GT(base.step, 0u);
         ASSERT_LT(base.step + 1, kSteps) << "no step is in flight after the skipped one";
-        base.keys.insert(base.keys.end(), {"training.lr_warmup_iters=3", "training.train_iters=8",
+        base.keys.insert(base.keys.end(), {"training.lr_warmup_iters=6", "training.train_iters=8",
                                            fmt::format("training.grad_norm_limit={}", base.limit),
                                            "training.on_divergence=skip"});
         if (recipe == Recipe::fp8_tensorwise) base.keys.emplace_back("precision.fp8_amax_history_len=2");
         const Config config = test_config(recipe, base.keys);
         TrainingRun run = train(config, 1, {.steps = kSteps});
         ASSERT_NE(run.steps[base.step].skipped, "");
+        EXPECT_EQ(run.steps[base.step].learning_rate, run.steps[base.step + 1].learning_rate);
         run.steps.erase(run.steps.begin() + static_cast<std::ptrdiff_t>(base.step));
         const auto at = static_cast<int64_t>(base.step);
         const TrainingRun without =
@@ -208,11 +209,10 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
     EXPECT_EQ(messages[1], messages[0]);
 }
 
-// A resumed run, or one that went back, counts losses from scratch.
-TEST(Divergence, LossesBeforeAResumeDoNotCount) {
+// A resumed run, or one that went back, counts losses from scratch; that of a skipped step is none of them.
+TEST(Divergence, LossesBeforeAResumeAndOfSkippedStepsDoNotCount) {
     constexpr auto kFirstJudged = static_cast<int64_t>(DivergenceLimits::kWindow) + 2;
-    const Config config =
-        test_config(Recipe::bf16, {"training.loss_spike_factor=0.5", "training.train_iters=100"});
+    Config config = test_config(Recipe::bf16, {"training.loss_spike_factor=0.5", "training.train_iters=100"});
     for (const bool resumed : {false, true}) {
         on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
             for (int64_t i = 0; i < kFirstJudged; ++i) trainer.run_step();
@@ -224,6 +224,15 @@ TEST(Divergence, LossesBeforeAResumeDoNotCount) {
             }
         });
     }
+    config.training.on_divergence = OnDivergence::skip;
+    on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
+        Bf16& weight = trainer.transformer().parameters().all().front().plain.as<Bf16>()[0];
+        const Bf16 whole = std::exchange(weight, to_bf16(std::numeric_limits<float>::quiet_NaN()));
+        expect_contains(trainer.run_step().skipped, "not finite");
+        weight = whole;
+        for (int64_t i = 0; i < kFirstJudged; ++i) EXPECT_EQ(trainer.run_step().skipped, "") << i;
+        expect_contains(trainer.run_step().skipped, "loss_spike_factor");
+    });
 }
 
 // Batches are counted apart from steps.
