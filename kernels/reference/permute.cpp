@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 namespace fp8flow {
 

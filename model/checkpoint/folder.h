@@ -9,7 +9,6 @@
 // saver.h.
 #pragma once
 
-#include "kernels/core/error.h"
 #include "model/checkpoint/disk.h"
 #include "model/checkpoint/manifest.h"
 

@@ -6,8 +6,6 @@
 // folder.h, reader.h.
 #pragma once
 
-#include "kernels/core/error.h"
-
 #include <cstdint>
 #include <optional>
 #include <string>

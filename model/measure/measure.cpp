@@ -4,7 +4,6 @@
 
 #include "kernels/core/error.h"
 #include "kernels/core/random_fill.h"
-#include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>
 #include <chrono>

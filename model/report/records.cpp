@@ -4,7 +4,6 @@
 
 #include "model/safetensors/json.h"
 
-#include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <fstream>

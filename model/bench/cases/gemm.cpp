@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Bench cases of the GEMMs: dense, grouped by expert, weight gradients, and fc1 with its fused epilogue.
-#include "kernels/core/error.h"
 #include "model/bench/cases/case.h"
 
 namespace fp8flow::bench {
