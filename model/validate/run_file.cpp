@@ -155,6 +155,11 @@ void check_agree(const std::vector<RunFile>& files, const std::vector<std::strin
         check(file, nullptr, {"commit", "backend", "ranks", "data", "routing of", "configuration"});
         check(file, "seed", {"order", "initial weights"});
         check(file, "arm", {"keys", "against", "validate.control_arm", "plugin"});
+        const auto same_folder = std::ranges::find_if(
+            files, [&](const RunFile& other) { return job_name(other.arm(), 0) == job_name(file.arm(), 0); });
+        require(same_folder->arm() == file.arm(), ExitCode::usage,
+                "{} and {} are runs of the arms {} and {}, which have the same folder; give one another name",
+                same_folder->path, file.path, same_folder->arm(), file.arm());
         if (!has_order(file)) continue;
         const auto same_run = std::ranges::find_if(files, [&](const RunFile& other) {
             return std::ranges::all_of(std::array{"arm", "order", "initial weights"}, [&](const char* item) {

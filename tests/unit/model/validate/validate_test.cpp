@@ -111,6 +111,12 @@ TEST(Validate, RunsThatDoNotCompareAreRefused) {
                                       "plugin", "ranks", "routing of", "validate.control_arm"}));
 }
 
+TEST(Validate, ArmsOfOneFolderAreNotJoined) {
+    std::vector<RunFile> files;
+    for (const char* arm : {"a b", "a_b"}) files.push_back({{{"arm", arm}, {"seed", 1}}, "run.json"});
+    expect_contains(error_of(ExitCode::usage, [&] { check_agree(files, {}); }), "the arms a b and a_b");
+}
+
 // With synthetic data and --weights a seed changes nothing: three such runs are one.
 TEST(Validate, SeedsThatBeginAlikeAreOneRun) {
     const auto check = [](const char* order, const char* weights, int64_t seed) {
