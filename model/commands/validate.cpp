@@ -273,6 +273,9 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
 
 // On the first rank. Also writes the first files of this run.
 void ValidateRun::read_files() {
+    require(!std::filesystem::exists(config_.output.out + "/train.log"), ExitCode::output,
+            "--out {}: holds a run of train, and its config.yaml would be replaced; choose another folder",
+            config_.output.out);
     known_ = read_run_files(config_.output.out);
     const std::vector<RunFile> before = known_;
     // the order of arms, and what each is compared with, are those of this command

@@ -384,6 +384,9 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
         fp8flow_alone({"validate", "--out", folder.path("joined"), "--set", "validate.warmup_iters=2",
                        "--join", folder.path("bf16"), folder.path("flow")});
     expect_contains(failure(2, late), "no step is left to compare");
+    folder.write("trained/train.log", "");
+    expect_contains(failure(15, fp8flow_alone(six_jobs(folder.path("trained"), {"--only", "flow:1"}))),
+                    "holds a run of train");
     expect_contains(failure(2, fp8flow_alone(six_jobs(folder.path("none"), {"--only", "flow:4"}))),
                     "--only: got flow:4, want one of bf16:1, flow:1, bf16:2");
 }
