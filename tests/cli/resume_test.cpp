@@ -110,6 +110,7 @@ TEST(Resume, WhatItSays) {
     expect_contains(result.out, "step_00000006, 6 iterations done");
     expect_contains(result.out, "note: changed since it was saved: training.train_iters: 6 | 9");
     expect_contains(result.out, "done: 3 iterations");
+    expect_contains(read_whole(out + "/report.html"), "\"time, from iteration 7 on\"");
     EXPECT_EQ(numbers_of(out).size(), 11u);  // 9 steps, and an evaluation after the last one of each run
     EXPECT_EQ(read_whole(out + "/train.log").substr(0, log.size()), log);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command
 // gives the same numbers.
+#include "model/report/table.h"
 #include "model/train/trainer.h"
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
@@ -100,15 +101,16 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         EXPECT_EQ(steps, 6u);
         for (const char* text :
              {"backend: reference", "recipe: fp8_flow (FP8 rows + scales on the wire", "floor of the loss",
-              "training.train_iters: ", "validation after iteration 6: held-out loss", "done: 6 iterations",
-              "memory  ", "casts", "compare recipes"})
+              "training.train_iters: ", "validation after iteration 6: held-out loss",
+              "done: 6 iterations, 1.54 k tokens", "memory  ", "casts", "compare recipes"})
             expect_contains(run.out, text);
         EXPECT_EQ(run.out.find("nan"), std::string::npos);
 
         const std::string out = folder.path("runs/a");
         const std::vector<json> records = metrics_of(out, "step");
-        expect_contains(run.out, fmt::format("casts          {} explicit per step on rank 0, in ",
-                                             records.back().at("casts").get<int64_t>()));
+        expect_contains(run.out,
+                        fmt::format("casts          {} explicit per step on rank 0, in {} micro-batches",
+                                    records.back().at("casts").get<int64_t>(), 4 / ranks));
         EXPECT_EQ(files_below(folder.path()),
                   (std::set<std::string>{"runs/a/.lock", "runs/a/config.yaml", "runs/a/memory.json",
                                          "runs/a/metrics.jsonl", "runs/a/report.html", "runs/a/train.log"}));
@@ -120,6 +122,20 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         const json memory = read_json(out + "/memory.json");
         EXPECT_GT(memory.at("parameters").at("master").get<int64_t>(), 1000000);
         EXPECT_GT(memory.at("saved for backward, sum").get<int64_t>(), 100000);
+        EXPECT_GT(memory.at("activations, peak"), memory.at("saved for backward, sum")) << "and workspace";
+        EXPECT_EQ(memory.at("activations, peak"), records.back().at("activation_bytes"));
+        EXPECT_GE(memory.at("activations, peak").get<int64_t>() - memory.at("workspace, used").get<int64_t>(),
+                  memory.at("saved for backward, used").get<int64_t>());
+        const json& drawn = page.at("memory")[0];
+        EXPECT_EQ(drawn.at("parameters"), memory.at("parameters"));
+        EXPECT_EQ(drawn.at("saved"), memory.at("saved for backward"));
+        EXPECT_EQ(drawn.at("workspace"), memory.at("workspace, reserved"));
+        double wire = 0;
+        for (const json& record : records)
+            for (const char* leg : {"routing", "dispatch", "combine"})
+                wire += record.at(std::string("wire_bytes_") + leg).get<double>();
+        expect_contains(run.out, fmt::format("  wire           rank 0 sends {} per step",
+                                             report::format_bytes(wire / 6)));
         expect_provenance(memory, "fp8flow train ", ranks);
         const int64_t used = memory.at("saved for backward, used"),
                       reserved = memory.at("saved for backward, reserved");
@@ -129,6 +145,10 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         EXPECT_LT(used, memory.at("saved for backward, sum").get<int64_t>());
         const std::vector<double> losses = losses_of(out);
         EXPECT_LT(losses.back(), losses.front() - 0.5);
+        const double ends[] = {losses.front(), losses.back()};
+        expect_contains(run.out, fmt::format("  train loss     {:.4f} -> {:.4f}\n", ends[0], ends[1]));
+        expect_contains(page.at("facts").dump(),
+                        fmt::format("{:.4f} to {:.4f} nats per token", ends[0], ends[1]));
         EXPECT_EQ(metrics_of(out, "step").at(0).at("wire_bytes_dispatch").get<double>() > 0, ranks > 1);
     }
 }

@@ -69,6 +69,27 @@ TEST(StepLine, HasMegatronsFieldsInMegatronsOrder) {
     result.load = {{.equal_choices = 0.875}, {.equal_choices = 0.625}};
     EXPECT_EQ(values(small(100), result).find("nan_iterations"), 1);
     EXPECT_EQ(values(small(100), result).find("equal_choices_mean"), 0.75);
+    result = {.step = 9,
+              .lm_loss = 1,
+              .grad_norm = 2,
+              .learning_rate = 3,
+              .seconds = 0.5,
+              .tokens = 1000,
+              .redone = 10,
+              .redo_seconds = 11,
+              .load = {{.layer = 12, .max = 13, .min = 14, .cv = 15, .dead_experts = 16, .tokens = {17, 18}}},
+              .wire = {.routing = 4, .dispatch = 5, .combine = 6, .between_hosts = 7},
+              .casts = 8,
+              .peak_bytes = 9,
+              .skipped = "why"};
+    EXPECT_EQ(values_of(small(100), 1e6, result, 2).record, nlohmann::json::parse(R"({
+        "type": "step", "iteration": 10, "lm_loss": 1.0, "grad_norm": 2.0, "learning_rate": 3.0, "seconds": 0.5,
+        "tokens": 1000, "tokens_per_second": 2000.0, "tokens_per_second_per_gpu": 1000.0, "tflops": 0.002,
+        "tflops_per_gpu": 0.001, "wire_bytes_routing": 4.0, "wire_bytes_dispatch": 5.0,
+        "wire_bytes_combine": 6.0, "wire_bytes_between_hosts": 7.0, "casts": 8, "activation_bytes": 9,
+        "redone": 10, "redo_seconds": 11.0, "moe_layers": [12], "load_max": [13.0], "load_min": [14.0],
+        "load_cv": [15.0], "dead_experts": [16], "tokens_per_expert": [[17, 18]], "skipped": "why",
+        "load_balancing_loss": 0.0, "load_balancing_loss_by_layer": [], "z_loss": 0.0, "z_loss_by_layer": []})"));
 }
 
 TEST(StepLine, IsShortAndFitsATerminal) {
