@@ -2,6 +2,7 @@
 // `fp8flow train` where a step diverges, or a checkpoint cannot be written: what it says, keeps and returns.
 #include "model/checkpoint/manifest.h"
 #include "tests/cli/command.h"
+#include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>
 
@@ -83,6 +84,8 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
     // Everything else that adds up has each iteration once too.
     std::vector<int64_t> all(12);
     std::iota(all.begin(), all.end(), 1);
+    const auto page = expect_report_page(read_whole(folder.path("a/report.html")));
+    EXPECT_EQ(page.at("loss")[0].at("series")[0].at("x"), all);
     EXPECT_EQ(events_of(folder.path("a/tb"), "lm loss"), all);
     const auto stats = read_json(folder.path("a/tensor_stats.json"));
     EXPECT_EQ(stats[0].at("first iteration"), 1);
@@ -150,6 +153,17 @@ TEST(Divergence, GoesBackToNoCheckpointOfAnotherRun) {
     folder.write("a/checkpoints/step_00000001/manifest.json", manifest_text(manifest));
     const CommandResult own = succeeded(fp8flow_alone(train(out, keys, {"--resume", "auto"})));
     expect_contains(own.out, "back to iteration 1 (3 of 3 times), from there on with batch 5");
+
+    // One that began with the weights of another goes back to its own state, here by more than one step.
+    const CommandResult tuned = succeeded(fp8flow_alone(
+        train(folder.path("tuned"),
+              {"training.on_divergence=rollback", "training.grad_norm_limit=6.3", "training.lr=0.1",
+               "training.train_iters=6", "checkpoint.save_interval=2", "checkpoint.finetune=true"},
+              {"--resume", out})));
+    expect_contains(tuned.out, "back to iteration 2 (1 of 3 times), from there on with batch 5");
+    const Texts numbers = numbers_of(folder.path("tuned"));
+    ASSERT_EQ(numbers.size(), 6u);
+    for (size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(numbers[i].substr(0, 2), fmt::format("{} ", i + 1));
 }
 
 TEST(Divergence, WantsACheckpointToGoBackTo) {
