@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow validate`: verdicts and exit status, its files, and a planted fault that has to turn the verdict.
+#include "model/report/table.h"
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
 #include "tests/support/report_page.h"
@@ -44,6 +45,15 @@ Outcome outcome_of(int ranks, const std::string& out, const Texts& more) {
     for (const json& arm : result.at("arms"))
         EXPECT_LT(arm.at("saved bytes used"), arm.at("saved bytes reserved")) << arm;
     for (const json& arm : result.at("arms")) outcome.arms[arm.at("arm").get<std::string>()] = arm;
+    const std::vector<json> steps = metrics_of(out + "/runs/fp8_flow-1234", "step");
+    const json &arm = outcome.arms.at("fp8_flow"), &last = steps.back();
+    EXPECT_EQ(arm.at("casts per step"), last.at("casts"));
+    EXPECT_EQ(arm.at("wire bytes per step"), last.at("wire_bytes_routing").get<double>() +
+                                                 last.at("wire_bytes_dispatch").get<double>() +
+                                                 last.at("wire_bytes_combine").get<double>());
+    std::vector<double> seconds;
+    for (const json& step : steps) seconds.push_back(step.at("seconds"));
+    EXPECT_EQ(arm.at("seconds per step"), report::spread_of(seconds).median);
     return outcome;
 }
 
@@ -197,7 +207,14 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     for (const char* job : {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"})
         EXPECT_EQ(run_file(folder.path("one"), job), run_file(folder.path("joined"), job)) << job;
     EXPECT_EQ(statement(folder.path("one")), statement(folder.path("joined")));
-    EXPECT_EQ(read_whole(folder.path("one/loss.jsonl")), read_whole(folder.path("joined/loss.jsonl")));
+    const std::string losses = read_whole(folder.path("one/loss.jsonl"));
+    EXPECT_EQ(losses, read_whole(folder.path("joined/loss.jsonl")));
+    const json last = json::parse(lines_of(losses).back());
+    for (const auto& [key, value] :
+         {std::pair<const char*, json>{"arm", "flow"}, {"seed", 3}, {"iteration", 6}})
+        EXPECT_EQ(last.at(key), value);
+    EXPECT_EQ(expect_report_page(read_whole(folder.path("one/report.html"))).at("routing").size(), 2u)
+        << "of the first seed";
     const json flow = run_file(folder.path("joined"), "flow-2");
     EXPECT_NE(flow.at("keys").dump().find("recompute.recompute_modules"), std::string::npos)
         << flow.at("keys");
@@ -349,6 +366,20 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
                            folder.path("bf16"), folder.path("flow")});
         EXPECT_LE(equal.status, 1) << equal.err;
         EXPECT_EQ(read_json(folder.path("equal/validate.json")).at("equal_commits").size(), 2u);
+        // the report is of the program and the machine that trained
+        json first = read_json(folder.path("bf16/runs/bf16-1/run.json"));
+        const std::string own = first.dump();
+        first["commit"] = "other";
+        first["measured"]["machine"]["cpu"] = "another";
+        folder.write("bf16/runs/bf16-1/run.json", first.dump());
+        EXPECT_LE(fp8flow_alone({"validate", "--out", folder.path("trained"), "--join", folder.path("bf16"),
+                                 folder.path("flow")})
+                      .status,
+                  1);
+        const json trained = read_json(folder.path("trained/validate.json"));
+        EXPECT_EQ(trained.at("commit"), "other");
+        EXPECT_EQ(trained.at("machine").at("cpu"), "another");
+        folder.write("bf16/runs/bf16-1/run.json", own);
     }
     const auto edited = [&](const std::string& reason, const auto& edit) {
         json changed = json::parse(text);
