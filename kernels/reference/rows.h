@@ -46,6 +46,7 @@ struct GroupRange {
 // Groups in order. groups.num_groups == 0: one group of `rows` valid rows. Throws Error(usage) where counts
 // and offsets contradict each other or the capacity.
 std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows);
+
 enum class RowKind { valid, pad };
 
 // Calls body(row, kind, scratch) for every row of every group, pads included, on all threads; `scratch` holds
