@@ -172,8 +172,11 @@ std::shared_ptr<const data::TokenSource> check_position(const CheckpointReader& 
                      config.model.seq_length);
     const uint64_t now = is_old(saved) ? data.fingerprint_without_content() : data.fingerprint();
     const std::vector<std::string> changed = changed_keys(before, config, says_what_is_read);
-    const auto less = saved.data_fingerprint == now ? nullptr : data_before(saved, before, config);
-    require(less || saved.data_fingerprint == now, ExitCode::checkpoint,
+    // The fingerprint of a blend does not say in which order its data sets take turns.
+    const bool is_same = saved.data_fingerprint == now &&
+                         (!before || data::blend_order(before->data.data_path) == data.order());
+    const auto less = is_same ? nullptr : data_before(saved, before, config);
+    require(less || is_same, ExitCode::checkpoint,
             "{}: saved with other data (fingerprint {}, data.data_path has {} now): {}; name the "
             "same data, or the same and more, {}",
             reader.path(), checksum_text(saved.data_fingerprint), checksum_text(now),

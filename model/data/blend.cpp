@@ -3,6 +3,7 @@
 #include "model/data/blend.h"
 
 #include "kernels/core/error.h"
+#include "model/base/crc32c.h"
 #include "model/data/permutation.h"
 
 #include <fmt/ranges.h>
@@ -25,6 +26,33 @@ std::optional<double> weight_of(const std::string& entry) {
     if (error != std::errc() || end != entry.data() + entry.size() || std::filesystem::exists(entry, ignored))
         return std::nullopt;
     return weight;
+}
+
+// Of a period.
+std::vector<BlendedSource::Place> places_of(const std::vector<WeightedPath>& blend) {
+    constexpr int64_t kPeriod = BlendedSource::kPeriod;
+    double sum = 0;
+    for (const WeightedPath& part : blend) sum += part.weight;
+    std::vector<BlendedSource::Place> order(kPeriod);
+    std::vector<int64_t> counts(blend.size());
+    for (int64_t i = 0; i < kPeriod; ++i) {
+        const auto behind = [&](size_t p) {
+            return blend[p].weight / sum * f64(std::max<int64_t>(i, 1)) - f64(counts[p]);
+        };
+        size_t next = 0;
+        for (size_t p = 1; p < blend.size(); ++p)
+            if (behind(p) > behind(next)) next = p;
+        order[to_size(i)] = {static_cast<uint32_t>(next), static_cast<int32_t>(counts[next]++)};
+    }
+    for (const WeightedPath& part : blend)
+        require(part.weight / sum * kPeriod >= 1, ExitCode::data,
+                "data.data_path: got weight {} for {}, want at least 1 / {} of the sum of weights, {}",
+                part.weight, part.path, kPeriod, sum);
+    return order;
+}
+
+uint64_t checksum_of(const std::vector<BlendedSource::Place>& order) {
+    return crc32c(order.data(), order.size() * sizeof(BlendedSource::Place));
 }
 
 }  // namespace
@@ -53,23 +81,16 @@ std::vector<std::string> paths_of(const std::vector<std::string>& data_path) {
     return paths.empty() ? data_path : paths;
 }
 
-BlendedSource::BlendedSource(std::vector<Part> parts)
-    : parts_(std::move(parts)), order_(kPeriod), counts_(parts_.size()) {
-    double sum = 0;
-    for (const Part& part : parts_) sum += part.of.weight;
-    for (int64_t i = 0; i < kPeriod; ++i) {
-        const auto behind = [&](size_t p) {
-            return parts_[p].of.weight / sum * f64(std::max<int64_t>(i, 1)) - f64(counts_[p]);
-        };
-        size_t next = 0;
-        for (size_t p = 1; p < parts_.size(); ++p)
-            if (behind(p) > behind(next)) next = p;
-        order_[to_size(i)] = {static_cast<uint32_t>(next), static_cast<int32_t>(counts_[next]++)};
-    }
-    for (size_t p = 0; p < parts_.size(); ++p)
-        require(parts_[p].of.weight / sum * kPeriod >= 1, ExitCode::data,
-                "data.data_path: got weight {} for {}, want at least 1 / {} of the sum of weights, {}",
-                parts_[p].of.weight, parts_[p].of.path, kPeriod, sum);
+uint64_t blend_order(const std::vector<std::string>& data_path) {
+    const std::vector<WeightedPath> blend = blend_of(data_path);
+    return blend.empty() ? 0 : checksum_of(places_of(blend));
+}
+
+BlendedSource::BlendedSource(std::vector<Part> parts) : parts_(std::move(parts)), counts_(parts_.size()) {
+    std::vector<WeightedPath> blend;
+    for (const Part& part : parts_) blend.push_back(part.of);
+    order_ = places_of(blend);
+    for (const Place& place : order_) ++counts_[place.part];
 }
 
 int64_t BlendedSource::num_tokens(Split split) const {
@@ -139,6 +160,8 @@ uint64_t BlendedSource::fingerprint() const {
         state = mix64(state, parts_[p].source->fingerprint(), static_cast<uint64_t>(counts_[p]));
     return state;
 }
+
+uint64_t BlendedSource::order() const { return checksum_of(order_); }
 
 void BlendedSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
     FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);

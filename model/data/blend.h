@@ -18,15 +18,23 @@ struct WeightedPath {
 std::vector<WeightedPath> blend_of(const std::vector<std::string>& data_path);
 // Its entries without their weights.
 std::vector<std::string> paths_of(const std::vector<std::string>& data_path);
+// A checksum of which sample comes from which entry; 0 without weights.
+uint64_t blend_order(const std::vector<std::string>& data_path);
 
 // Sample i comes from the source that is furthest below its share, as in Megatron-LM's blended data sets;
 // the pattern is repeated after kPeriod samples. So every sample index has its place without a list of all,
 // and the shares hold for the whole run. When all windows of a source are read, its next epoch begins.
 class BlendedSource final : public TokenSource {
 public:
+    static constexpr int64_t kPeriod = 1 << 16;
     struct Part {
         WeightedPath of;
         std::shared_ptr<const TokenSource> source;
+    };
+    // Where a sample comes from.
+    struct Place {
+        uint32_t part = 0;
+        int32_t before = 0;  // samples of it in the period before this one
     };
     explicit BlendedSource(std::vector<Part> parts);
 
@@ -41,15 +49,11 @@ public:
     std::string epochs_text(int64_t samples) const override;
     std::vector<std::string> warnings() const override;
     uint64_t fingerprint() const override;
+    uint64_t order() const override;
     std::vector<Piece> pieces(Split split) const override;
     void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const override;
 
 private:
-    static constexpr int64_t kPeriod = 1 << 16;
-    struct Place {
-        uint32_t part = 0;
-        int32_t before = 0;  // samples of it in the period before this one
-    };
     double share(size_t part) const { return f64(counts_[part]) / kPeriod; }
 
     std::vector<Part> parts_;

@@ -25,7 +25,7 @@ uint64_t order_fingerprint(const TokenSource& source) {
         source.sample(Split::train, sample, tokens);
         checksum = crc32c(tokens.data(), tokens.size() * sizeof(int32_t), checksum);
     }
-    return mix64(source.fingerprint(), checksum);
+    return mix64(source.fingerprint(), checksum) ^ source.order();
 }
 
 int64_t held_out_in(const TokenSource& source, const TokenSource& trained) {

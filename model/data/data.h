@@ -45,6 +45,9 @@ public:
     virtual uint64_t fingerprint() const = 0;
     // The fingerprint in older checkpoints, which covers names and sizes of token files only.
     virtual uint64_t fingerprint_without_content() const { return fingerprint(); }
+    // A checksum of which sample comes from which source, which a blend's fingerprint has the counts of; or
+    // 0.
+    virtual uint64_t order() const { return 0; }
     // Fills `tokens` [seq_length + 1]: inputs are tokens[0, seq_length), targets are tokens[1, seq_length].
     // Safe to call from several threads. Throws ExitCode::data if an id is outside the vocabulary or a file
     // has changed.
@@ -62,7 +65,7 @@ public:
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };
 
-// Of the data and of the order in which a run reads it: of the first training windows.
+// Of the data and of the order in which a run reads it: of the first training windows, and of a blend.
 uint64_t order_fingerprint(const TokenSource& source);
 
 // Files that `source` holds out and `trained` trains on, at least in part.

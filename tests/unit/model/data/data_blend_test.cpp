@@ -86,6 +86,11 @@ TEST(Blend, SaysHowOftenEachSourceIsRead) {
     EXPECT_EQ(source.samples_per_epoch(Split::held_out), 0);
     EXPECT_NE(source.fingerprint(), blend({3, 2}).fingerprint());
     EXPECT_EQ(source.fingerprint(), blend({6, 2}).fingerprint());
+    // as many samples of each in a period, in another order from sample 90 on
+    const BlendedSource other = blend({0.7, 0.3}), same = blend({7, 3}), third = blend({0.70001, 0.3});
+    EXPECT_EQ(order_fingerprint(other), order_fingerprint(same));
+    EXPECT_EQ(other.fingerprint(), third.fingerprint());
+    EXPECT_NE(order_fingerprint(other), order_fingerprint(third));
 }
 
 TEST(Blend, SourcesOfOneSizeHaveOrdersOfTheirOwn) {
