@@ -161,11 +161,14 @@ TEST_F(CheckpointDamage, ResumeTakesTheOneBeforeAndKeepsTheDamagedOneAside) {
     expect_same_bits(rest.state, straight.state);
     // Nothing whole is left: an error, not a new beginning.
     for (const int64_t step : {3, 4}) damage(step);
-    const std::string text = error_or_none(ExitCode::checkpoint, [&] {
-        train_with_checkpoints(config, 2, {folder_.path(), 5});
-    });
-    expect_contains(text, "none of 2 checkpoints is whole");
-    expect_contains(text, "step_00000004/rank_0001.safetensors: tensor ");
+    for (const int ranks : {2, 1}) {  // one rank verifies both files
+        config.parallel.expert_model_parallel_size = ranks;
+        const std::string text = error_or_none(ExitCode::checkpoint, [&] {
+            train_with_checkpoints(config, ranks, {folder_.path(), 5});
+        });
+        expect_contains(text, "none of 2 checkpoints is whole");
+        expect_contains(text, "step_00000004/rank_0001.safetensors: tensor ");
+    }
 }
 
 }  // namespace

@@ -105,6 +105,11 @@ TEST(Checkpoint, OfAnEarlierVersionGoesOnWithItsRules) {
     for (const char* key : {"training.lr_warmup_style", "moe.moe_global_aux_loss_gradient"})
         now.origin.erase(key);  // a file of that version does not have them either
     expect_rest(whole, train_with_checkpoints(now, 2, {folder.path(), 5}), 3);
+    on_trainers(now, 2, [&](ReferenceTrainer& trainer, ProcessGroup& world) {
+        const auto resumed = resume(trainer, now, *open_data(now), world, folder.path());
+        ASSERT_EQ(resumed->kept.size(), 2u);
+        expect_contains(messages_of(*resumed).back(), "goes on with the rule of its checkpoint");
+    });
     now.origin["training.lr_warmup_style"] = "--set";
     const TrainingRun chosen = train_with_checkpoints(now, 2, {folder.path(), 5});
     EXPECT_DOUBLE_EQ(chosen.steps.at(0).learning_rate, before.training.lr * 3 / 8);
@@ -190,6 +195,7 @@ TEST(Checkpoint, RanksShareTheWriting) {
     const CheckpointReader reader(opened, 10);
     EXPECT_EQ(reader.manifest().step, 10);
     EXPECT_EQ(reader.manifest().consumed_samples, 80);
+    EXPECT_EQ(reader.manifest().expert_parallel_size, 2);
     ASSERT_EQ(reader.manifest().files.size(), 4u);
     int64_t smallest = INT64_MAX, largest = 0;
     for (const auto& file : reader.manifest().files) {
