@@ -62,7 +62,7 @@ std::string last_line(const std::string& text) {
     return lines.empty() ? "" : lines.back();
 }
 
-// The faulted run is on two ranks, and has the sound arm of the other.
+// The faulted run is on two ranks, which share the experts, and has the sound arm of the other.
 TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
     TemporaryFolder folder;
     const Outcome sound = outcome_of(1, folder.path("sound"), {});
@@ -70,8 +70,9 @@ TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
     EXPECT_EQ(last_line(sound.run.out), "verdict: pass");
     const Outcome faulted = outcome_of(
         2, folder.path("faulted"),
-        {"--plugin", FP8FLOW_BINARY_DIR "/tests/libplanted_faults.so", "--arm",
-         "wrong_scales@fp8_flow:flow=wrong_scales", "--arm", "half_range@fp8_flow:flow=half_range"});
+        {"--set", "parallel.expert_model_parallel_size=2", "--plugin",
+         FP8FLOW_BINARY_DIR "/tests/libplanted_faults.so", "--arm", "wrong_scales@fp8_flow:flow=wrong_scales",
+         "--arm", "half_range@fp8_flow:flow=half_range"});
     EXPECT_EQ(faulted.run.status, 1) << faulted.run.out;
     EXPECT_EQ(last_line(faulted.run.out), "verdict: miss");
     for (const Outcome* outcome : {&sound, &faulted}) {
@@ -218,6 +219,7 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     const json flow = run_file(folder.path("joined"), "flow-2");
     EXPECT_NE(flow.at("keys").dump().find("recompute.recompute_modules"), std::string::npos)
         << flow.at("keys");
+    EXPECT_EQ(flow.at("held out"), statement(folder.path("joined")).at("arms")[1].at("held_out_losses")[1]);
     EXPECT_NE(flow.at("lm_loss"), run_file(folder.path("joined"), "flow-1").at("lm_loss"));
     // few digits, the same FP32 values
     std::vector<float> steps;
@@ -370,7 +372,7 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
         json first = read_json(folder.path("bf16/runs/bf16-1/run.json"));
         const std::string own = first.dump();
         first["commit"] = "other";
-        first["measured"]["machine"]["cpu"] = "another";
+        first["measured"]["machine"].update({{"cpu", "another"}, {"ranks", 3}});
         folder.write("bf16/runs/bf16-1/run.json", first.dump());
         EXPECT_LE(fp8flow_alone({"validate", "--out", folder.path("trained"), "--join", folder.path("bf16"),
                                  folder.path("flow")})
@@ -379,6 +381,7 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
         const json trained = read_json(folder.path("trained/validate.json"));
         EXPECT_EQ(trained.at("commit"), "other");
         EXPECT_EQ(trained.at("machine").at("cpu"), "another");
+        EXPECT_EQ(trained.at("ranks"), 3);
         folder.write("bf16/runs/bf16-1/run.json", own);
     }
     const auto edited = [&](const std::string& reason, const auto& edit) {
