@@ -110,7 +110,12 @@ TEST(Resume, WhatItSays) {
     expect_contains(result.out, "step_00000006, 6 iterations done");
     expect_contains(result.out, "note: changed since it was saved: training.train_iters: 6 | 9");
     expect_contains(result.out, "done: 3 iterations");
-    expect_contains(read_whole(out + "/report.html"), "\"time, from iteration 7 on\"");
+    const std::string page = read_whole(out + "/report.html");
+    expect_contains(page, "\"time, from iteration 7 on\"");
+    const double held_out = metrics_of(out, "evaluation").back().at("held_out_loss");
+    const std::string text = fmt::format("held-out loss {:.4f} nats, perplexity", held_out);
+    expect_contains(result.out, "\n  " + text);
+    expect_contains(page, text);
     EXPECT_EQ(numbers_of(out).size(), 11u);  // 9 steps, and an evaluation after the last one of each run
     EXPECT_EQ(read_whole(out + "/train.log").substr(0, log.size()), log);
 

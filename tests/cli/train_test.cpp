@@ -141,6 +141,10 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
                       reserved = memory.at("saved for backward, reserved");
         EXPECT_GT(used, 100000);
         EXPECT_LT(used, reserved);
+        int64_t others = 0;
+        for (const auto& [category, bytes] : memory.at("saved for backward").items())
+            if (!category.starts_with("routed rows: ")) others += bytes.get<int64_t>();
+        EXPECT_LT(others, used);
         // the rows that arrived, not those that the buffer holds
         EXPECT_LT(used, memory.at("saved for backward, sum").get<int64_t>());
         const std::vector<double> losses = losses_of(out);
@@ -149,6 +153,7 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         expect_contains(run.out, fmt::format("  train loss     {:.4f} -> {:.4f}\n", ends[0], ends[1]));
         expect_contains(page.at("facts").dump(),
                         fmt::format("{:.4f} to {:.4f} nats per token", ends[0], ends[1]));
+        expect_contains(page.at("facts").dump(), R"(["tokens per step","256"])");
         EXPECT_EQ(metrics_of(out, "step").at(0).at("wire_bytes_dispatch").get<double>() > 0, ranks > 1);
     }
 }

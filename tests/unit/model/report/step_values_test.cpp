@@ -82,7 +82,9 @@ TEST(StepLine, HasMegatronsFieldsInMegatronsOrder) {
               .casts = 8,
               .peak_bytes = 9,
               .skipped = "why"};
-    EXPECT_EQ(values_of(small(100), 1e6, result, 2).record, nlohmann::json::parse(R"({
+    Config config = small(100);
+    config.output.log_interval = 10;
+    EXPECT_EQ(values_of(config, 1e6, result, 2).record, nlohmann::json::parse(R"({
         "type": "step", "iteration": 10, "lm_loss": 1.0, "grad_norm": 2.0, "learning_rate": 3.0, "seconds": 0.5,
         "tokens": 1000, "tokens_per_second": 2000.0, "tokens_per_second_per_gpu": 1000.0, "tflops": 0.002,
         "tflops_per_gpu": 0.001, "wire_bytes_routing": 4.0, "wire_bytes_dispatch": 5.0,
