@@ -9,7 +9,7 @@ token is added. A text file that is not UTF-8 is left out with a message; a brok
 
 PREFIX.json says how the tokens were made and how many there are; training checks its vocab_size against the model's.
 The tokenizer uses all cores (RAYON_NUM_THREADS limits them). A run that was interrupted goes on where the last block
-ended, if the same command is given again.
+ended, if the same command is given again and no file was written since.
 
   scripts/preprocess_data.py Qwen3-30B-A3B books.jsonl notes/ --out data/books
   fp8flow train CONFIG --set data.data_kind=megatron --set data.data_path=[data/books]
@@ -181,6 +181,9 @@ def main():
             fail(f"{about_path}: tokens of other files or another tokenizer; --overwrite replaces them")
         if before["made_from"] == made_from:
             state = before["state"]
+        for path in paths if state["documents"] else []:
+            if os.path.getmtime(path) > os.path.getmtime(about_path):
+                fail(f"{path}: was written after {about_path}, of other text perhaps; --overwrite makes all tokens again")
         finished = state["at"][0] == len(paths) and os.path.exists(options.out + ".idx")
         for path, size in ((bin_path, state["tokens"] * width), (length_path, 0 if finished else state["documents"] * 4)):
             if size > (os.path.getsize(path) if os.path.exists(path) else 0):

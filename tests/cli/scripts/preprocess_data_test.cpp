@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -92,6 +93,11 @@ TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
             << ending;
     expect_contains(preprocess("model text --out parts").out, "finished, 4 documents");
     refuse("model text/a.txt --out parts", "--overwrite replaces them");
+    const auto written = std::filesystem::last_write_time(folder_.path("parts.json"));
+    folder_.write("text/a.txt", std::string(3000, 'A'));  // as long as before
+    std::filesystem::last_write_time(folder_.path("text/a.txt"), written + std::chrono::seconds(1));
+    refuse("model text --out parts", "text/a.txt: was written after parts.json");
+    std::filesystem::last_write_time(folder_.path("text/a.txt"), written);
     std::filesystem::resize_file(folder_.path("parts.bin"), 100);  // zeros would take their place
     refuse("model text --out parts", "parts.bin: has less than parts.json counts; --overwrite makes");
     EXPECT_EQ(preprocess("model text --out parts --overwrite").status, 0);
