@@ -3,8 +3,10 @@
 // reports.
 #include "layers/tensor_stats.h"
 
+#include "model/report/table.h"
 #include "model/report/tensor_stats.h"
 #include "model/train/transformer.h"
+#include "tests/support/files.h"
 #include "tests/support/layers/layer_fixture.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +15,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <regex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -94,6 +97,18 @@ TEST(TensorStats, CountsOfOneTensor) {
             EXPECT_EQ(row.first_exponent + static_cast<int>(row.exponents.size()),
                       exponents.rbegin()->first + 1);
             EXPECT_NEAR(row.nmse(), error / energy, 1e-9 * error / energy);
+            const auto file = report::tensor_stats_json(stats, {})[0];
+            std::string shares;  // of the table
+            for (const auto& [key, count] : {std::pair{"zeros", row.counts.zeros},
+                                             {"underflows", row.counts.flushed},
+                                             {"at maximum", row.counts.at_maximum},
+                                             {"saturations", row.counts.clipped}}) {
+                EXPECT_EQ(file.at(key), count) << key;
+                shares += report::format_percent(count / row.counts.values, 3) + " ";
+            }
+            const std::string table =
+                std::regex_replace(report::tensor_stats_table(stats), std::regex(" +"), " ");
+            expect_contains(table, shares);
         });
     }
 }
@@ -102,8 +117,22 @@ TEST(TensorStats, HalfOfTheValuesHaveTheMedianExponentOrLess) {
     TensorStatsRow row;
     row.first_exponent = -4;
     row.exponents = {3, 6, 1};
-    row.counts.values = 10;
-    EXPECT_EQ(report::tensor_stats_record(row).at("scale_exponent"), -3);
+    row.counts = {.values = 10, .nonzero = 8, .flushed = 2, .clipped = 1};
+    const auto record = report::tensor_stats_record(row);
+    EXPECT_EQ(record.at("scale_exponent"), -3);
+    EXPECT_EQ(record.at("flushed_share"), 0.25);
+    EXPECT_EQ(record.at("clipped_share"), 0.1);
+}
+
+TEST(TensorStats, ThePageShowsAllOfALongRun) {
+    report::TensorHistory history;
+    for (int64_t i = 1; i <= 60; ++i)
+        history.add(report::tensor_stats_record({.iteration = i, .tensor = "x"}));
+    const auto heat = history.heat();
+    ASSERT_EQ(heat.size(), 24u);
+    EXPECT_EQ(heat[0].at("iteration"), 2);
+    EXPECT_EQ(heat[11].at("iteration"), 30);
+    EXPECT_EQ(heat[23].at("iteration"), 60);
 }
 
 // Clipped is what lies beyond the largest code; what is merely coded as it is not.
@@ -224,6 +253,10 @@ TEST(TensorStats, FlushedByTheTransposeExactly) {
         stats.end_iteration();
         ASSERT_EQ(stats.transposed().size(), 4u);
         const TensorStatsRow &once = stats.transposed()[0], &twice = stats.transposed()[1];
+        const auto file = report::transpose_stats_json(stats, {}).at("iterations")[0].at("transposed")[0];
+        EXPECT_EQ(file.at("flushed share"), once.flushed_share());
+        EXPECT_EQ(file.at("flushed norm share"), once.flushed_energy_share());
+        EXPECT_NE(once.flushed_share(), once.flushed_energy_share());
         EXPECT_EQ(once.iteration, 3);
         EXPECT_EQ(once.counts.values, 129 * kColumns);
         EXPECT_EQ(once.counts.nonzero, 129 * kUsed);
