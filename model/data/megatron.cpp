@@ -93,9 +93,9 @@ std::string index_entry(const std::string& entry) {
     return entry;
 }
 
-// NAME.json, which scripts/preprocess_data.py writes next to the tokens, names their vocabulary. Returns the
-// bytes of their text, -1: unknown.
-int64_t check_vocabulary(const std::string& path, int64_t vocab_size) {
+// NAME.json, which scripts/preprocess_data.py writes next to the tokens, names their vocabulary and counts
+// them. Returns the bytes of their text, -1: unknown.
+int64_t check_vocabulary(const std::string& path, int64_t vocab_size, int64_t tokens) {
     if (!exists(path)) return -1;
     const nlohmann::json about = parse_json(TokenFile(path).text(int64_t{1} << 26), path, ExitCode::data);
     const auto found = about.is_object() ? about.find("vocab_size") : about.end();
@@ -107,6 +107,10 @@ int64_t check_vocabulary(const std::string& path, int64_t vocab_size) {
         "{}: the tokenizer has {} tokens, the model {}: set model.vocab_size, or use the model's tokenizer",
         path, wanted, vocab_size);
     const nlohmann::json state = about.value("state", nlohmann::json::object());
+    const bool counts = state.is_object() && state.contains("tokens");
+    require(!counts || whole_number(state["tokens"]) == tokens, ExitCode::data,
+            "{}: counts {} tokens and the .idx file next to it {}: it belongs to other tokens; remove it",
+            path, counts ? state["tokens"].dump() : "", tokens);
     return state.is_object() && state.contains("bytes") ? whole_number(state["bytes"]).value_or(-1) : -1;
 }
 
@@ -196,9 +200,9 @@ MegatronSource::MegatronSource(const Config& config) : StreamSource(config) {
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
                 file.path);
         const std::string prefix = file.path.substr(0, file.path.size() - 4), bin_path = prefix + ".bin";
-        const int64_t bytes = check_vocabulary(prefix + ".json", config.model.vocab_size);
-        text_bytes_ = bytes > 0 && text_bytes_ >= 0 ? text_bytes_ + bytes : -1;
         const MegatronIndex index = read_megatron_index(file.path, held_out);
+        const int64_t bytes = check_vocabulary(prefix + ".json", config.model.vocab_size, index.tokens);
+        text_bytes_ = bytes > 0 && text_bytes_ >= 0 ? text_bytes_ + bytes : -1;
         const TokenFile bin(bin_path);
         const int64_t width = size_of(index.type);
         require_size(bin, bin_path, index.tokens * width,

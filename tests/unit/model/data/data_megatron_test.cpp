@@ -331,7 +331,9 @@ TEST(Megatron, VocabularyOfTheTokenizer) {
     folder.write("a.json", R"({"of": "another tool"})");
     EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).vocab_size(), 1000);
     EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).bytes_per_token(), std::nullopt);
-    folder.write("a.json", R"({"vocab_size": 1000, "state": {"bytes": 100}})");
+    expect_contains(refuse(R"({"vocab_size": 1000, "state": {"tokens": 41, "bytes": 100}})"),
+                    "a.json: counts 41 tokens and the .idx file next to it 40");
+    folder.write("a.json", R"({"vocab_size": 1000, "state": {"tokens": 40, "bytes": 100}})");
     EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).bytes_per_token(), 2.5);
     Dataset::of({{20}, {20}}).write(folder, "b");
     FileData both = options_of(folder.path("a"));
