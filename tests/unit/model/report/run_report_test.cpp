@@ -112,7 +112,11 @@ TEST(RunReport, RedoneStepsAndTheirCapacity) {
                     "256 rows per layer (2.00 x an even share) and 512 for all layers");
 }
 
-TEST(RunReport, PluralsAndReservedMemory) {
+TEST(RunReport, PluralsLossesAndReservedMemory) {
+    Config config;
+    EXPECT_EQ(evaluation_text(config, 2.0), "held-out loss 2.0000 nats, perplexity 7.389");
+    config.data.data_kind = DataKind::text;
+    EXPECT_EQ(evaluation_text(config, 2.0), "held-out loss 2.0000 nats = 2.8854 bits per byte");
     EXPECT_EQ(counted(1, "micro-batch"), "1 micro-batch");
     EXPECT_EQ(counted(2, "micro-batch"), "2 micro-batches");
     EXPECT_EQ(counted(2, "rank"), "2 ranks");
