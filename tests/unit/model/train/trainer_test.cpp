@@ -112,6 +112,31 @@ TEST(Training, PaddingShareCountsTheRowsOfTheLastMicroBatch) {
     }
 }
 
+// With joined weight gradients, and with two micro-batches in memory at once. Row buffers hold their
+// capacity, and of that what even routing fills.
+TEST(Training, MemoryByCategoryAddsUpToItsSums) {
+    for (const char* key :
+         {"precision.moe_wgrad_micro_batches=2", "schedule.overlap_moe_expert_parallel_comm=true"}) {
+        SCOPED_TRACE(key);
+        const Config config =
+            test_config(Recipe::fp8_flow, {key, "moe.moe_router_force_load_balancing=true"});
+        on_trainers(config, 1, [&](ReferenceTrainer& trainer, ProcessGroup&) {
+            trainer.run_step();
+            const int64_t peak = trainer.run_step().peak_bytes;
+            double sum = 0, rows = 0;
+            for (const auto& [category, bytes] : trainer.saved_bytes()) {
+                sum += static_cast<double>(bytes);
+                if (category.starts_with("routed rows: ")) rows += static_cast<double>(bytes);
+            }
+            const double filled = static_cast<double>(trainer.most_wanted().together) /
+                                  static_cast<double>(trainer.row_capacity().together);
+            EXPECT_LT(filled, 1.0);
+            EXPECT_NEAR(trainer.saved_memory().used, sum - rows * (1 - filled), 16.0);
+            EXPECT_NEAR(trainer.workspace_memory().used, static_cast<double>(peak) - sum, 16.0);
+        });
+    }
+}
+
 // To bless new values after a change that is meant to move them: run this test, copy the losses that it
 // prints.
 void expect_golden(Recipe recipe, const std::vector<double>& golden) {
