@@ -448,6 +448,7 @@ TEST(Training, LoadOfALayer) {
     EXPECT_DOUBLE_EQ(load.min, 0.0);
     EXPECT_DOUBLE_EQ(load.cv, std::sqrt((0.0 + 4.0 + 1.0 + 1.0) / 4.0));
     EXPECT_EQ(load.dead_experts, 2);
+    EXPECT_DOUBLE_EQ(load_of(3, std::vector<int64_t>{2, 6, 4, 4}).min, 0.5);
 }
 
 // Fewer sequences than ranks: two of four ranks have no token, in every layer, and the run equals that of the
