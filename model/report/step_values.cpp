@@ -132,7 +132,7 @@ StepValues values_of(const Config& config, double flops_per_token, const StepRes
     if (!result.skipped.empty()) record["skipped"] = result.skipped;
     const bool finite = std::isfinite(result.lm_loss) && std::isfinite(result.grad_norm);
     values.others = {{"train_iters", config.training.train_iters},
-                     {"consumed_samples", (result.step + 1) * config.training.global_batch_size},
+                     {"consumed_samples", (result.batch + 1) * config.training.global_batch_size},
                      {"global_batch_size", config.training.global_batch_size},
                      {"skipped_iterations", result.skipped.empty() ? 0 : 1},
                      {"nan_iterations", finite ? 0 : 1},

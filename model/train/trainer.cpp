@@ -460,6 +460,7 @@ StepResult Trainer::result_of(const Flight& flight) {
     const StepRecord& record = record_of(flight);
     StepResult result = flight.result;
     result.step = flight.step;
+    result.batch = flight.step + first_batch_;
     result.grad_norm = record.grad_norm();
     result.learning_rate = learning_rate(config_.training, update_of(flight));
     result.seconds = *flight.ended - std::max(flight.launched, last_end_);

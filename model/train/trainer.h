@@ -56,7 +56,8 @@ struct RouterLoss {
 };
 
 struct StepResult {
-    int64_t step = 0;  // 0-based
+    int64_t step = 0;   // 0-based
+    int64_t batch = 0;  // of the data; another than `step` after a rollback, or with more data
     double lm_loss = 0;
     double balancing_loss = 0, z_loss = 0;  // coefficients included, summed over kinds and layers
     std::vector<RouterLoss> router_losses;  // those with a coefficient above 0

@@ -75,8 +75,10 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
     const Texts keys = {"checkpoint.save_interval=1",    "training.on_divergence=rollback",
                         "training.grad_norm_limit=13.5", "output.tensorboard_dir=tb",
                         "output.tensor_stats=true",      "output.tensor_stats_interval=1"};
-    const CommandResult run = succeeded(fp8flow_alone(train(folder.path("a"), keys)));
+    const CommandResult run = succeeded(fp8flow_alone(train(folder.path("a"), keys, {"--verbose"})));
     expect_contains(run.out, "back to iteration 1 (3 of 3 times), from there on with batch 5");
+    expect_contains(run.out,
+                    "iteration       12/      12 | consumed samples:          120 ");  // 12 + 3 batches
     const Texts numbers = numbers_of(folder.path("a"));
     ASSERT_EQ(numbers.size(), 12u);
     for (size_t i = 0; i < numbers.size(); ++i)
