@@ -57,16 +57,19 @@ void CheckpointReader::open_file(int64_t file) {
 }
 
 void CheckpointReader::read(const std::string& name, const Place& place, std::span<uint8_t> out) const {
+    FP8FLOW_CHECK(static_cast<int64_t>(out.size()) == place.bytes, "{}: {} bytes for {}", name, out.size(),
+                  place.bytes);
+    read_or_test(name, place, out.data());
+}
+
+void CheckpointReader::read_or_test(const std::string& name, const Place& place, uint8_t* out) const {
     constexpr int64_t kAtOnce = int64_t{4} << 20;  // of a tensor in memory, if it is only tested
-    const bool keeps = !out.empty();
-    FP8FLOW_CHECK(!keeps || static_cast<int64_t>(out.size()) == place.bytes, "{}: {} bytes for {}", name,
-                  out.size(), place.bytes);
-    std::vector<uint8_t> block(keeps ? 0 : static_cast<size_t>(std::min(kAtOnce, place.bytes)));
+    std::vector<uint8_t> block(out != nullptr ? 0 : static_cast<size_t>(std::min(kAtOnce, place.bytes)));
     uint32_t crc = 0;
     for (int64_t done = 0; done < place.bytes; done += kAtOnce) {
         note_progress();
         const auto bytes = static_cast<size_t>(std::min(kAtOnce, place.bytes - done));
-        uint8_t* const to = keeps ? out.data() + done : block.data();
+        uint8_t* const to = out != nullptr ? out + done : block.data();
         require_read(
             read_all(disk_, files_[static_cast<size_t>(place.file)].get(), to, bytes, place.offset + done),
             fmt::format("{}: tensor {}: cannot read it", path_of_file(place.file), name));
@@ -124,7 +127,7 @@ void CheckpointReader::verify_file(int64_t file) const {
     for (const auto& [name, place] : tensors_)
         if (place.file == file) in_file.emplace_back(name, place);
     std::ranges::sort(in_file, {}, [](const auto& named) { return named.second.offset; });
-    for (const auto& [name, place] : in_file) read(name, place, {});
+    for (const auto& [name, place] : in_file) read_or_test(name, place, nullptr);
 }
 
 }  // namespace fp8flow::checkpoint

@@ -40,8 +40,8 @@ public:
     const std::map<std::string, Whole>& wholes() const { return wholes_; }
     std::string path_of_file(int64_t file) const { return path_ + "/" + rank_file_name(file); }
 
-    // The bytes of a tensor; with an empty `out` only their checksum is tested. Throws Error(checkpoint),
-    // naming file and tensor, where they are not what was written.
+    // The bytes of a tensor. Throws Error(checkpoint), naming file and tensor, where they are not what was
+    // written.
     void read(const std::string& name, const Place& place, std::span<uint8_t> out) const;
     void read(const Whole& whole, std::span<uint8_t> out) const;
     // Every byte of a file, by the checksums of its tensors.
@@ -50,6 +50,8 @@ public:
 private:
     void open_file(int64_t file);
     void join_slices();
+    // Without `out` only the checksum is tested.
+    void read_or_test(const std::string& name, const Place& place, uint8_t* out) const;
 
     Disk& disk_;
     std::string path_;
