@@ -337,13 +337,13 @@ int ValidateRun::run() {
 void ValidateRun::choose_jobs() {
     const std::string &only = options_.only, &routing_of = options_.routing_of;
     const size_t colon = std::min(only.rfind(':'), only.size());
-    const std::string arm = job_name(only.substr(0, colon), 0);
+    const std::string arm = file_name_of(only.substr(0, colon));
     std::vector<std::string> names;
     for (const int64_t seed : seeds_)
         for (const Arm& one : arms_) {
             names.push_back(fmt::format("{}:{}", one.name, seed));
             if (only.empty() ||
-                (arm == job_name(one.name, 0) && only.substr(colon) == fmt::format(":{}", seed)))
+                (arm == file_name_of(one.name) && only.substr(colon) == fmt::format(":{}", seed)))
                 jobs_.push_back({&one, seed});
         }
     require(!jobs_.empty(), ExitCode::usage, "--only: got {}, want one of {}", only, fmt::join(names, ", "));

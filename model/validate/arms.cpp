@@ -104,7 +104,7 @@ Arm parse_arm(const Config& base, const std::string& text, int ranks) {
             ExitCode::usage, "--arm: got {}, want NAME:key=value,key=value or NAME@BASE:key=value,key=value",
             printable(text));
     require(
-        job_name(name, 0) != job_name(kControlArm, 0), ExitCode::usage,
+        file_name_of(name) != file_name_of(kControlArm), ExitCode::usage,
         "--arm {}: got the name of the control arm (validate.control_arm), which is not judged; want another",
         printable(name));
     const Names settings = settings_of(text.substr(colon + 1));
@@ -194,7 +194,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, c
     }
     std::set<std::string> names;
     for (Arm& arm : arms) {
-        require(names.insert(job_name(arm.name, 0)).second, ExitCode::usage,
+        require(names.insert(file_name_of(arm.name)).second, ExitCode::usage,
                 "--arm {}: two arms have this name, or names that differ in special characters only",
                 arm.name);
         require(arm.against.empty() ||

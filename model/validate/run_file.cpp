@@ -126,12 +126,16 @@ void check_done(const RunFile& file) {
 
 }  // namespace
 
-std::string job_name(const std::string& arm, int64_t seed) {
+std::string file_name_of(const std::string& arm) {
     std::string name = arm;
     for (char& c : name)
         if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '=' && c != '+') c = '_';
     if (name.starts_with('.')) name[0] = '_';
-    return fmt::format("{}-{}", name, seed);
+    return name;
+}
+
+std::string job_name(const std::string& arm, int64_t seed) {
+    return fmt::format("{}-{}", file_name_of(arm), seed);
 }
 
 json compared_keys(const Config& config) {
@@ -155,8 +159,9 @@ void check_agree(const std::vector<RunFile>& files, const std::vector<std::strin
         check(file, nullptr, {"commit", "backend", "ranks", "data", "routing of", "configuration"});
         check(file, "seed", {"order", "initial weights"});
         check(file, "arm", {"keys", "against", "validate.control_arm", "plugin"});
-        const auto same_folder = std::ranges::find_if(
-            files, [&](const RunFile& other) { return job_name(other.arm(), 0) == job_name(file.arm(), 0); });
+        const auto same_folder = std::ranges::find_if(files, [&](const RunFile& other) {
+            return file_name_of(other.arm()) == file_name_of(file.arm());
+        });
         require(same_folder->arm() == file.arm(), ExitCode::usage,
                 "{} and {} are runs of the arms {} and {}, which have the same folder; give one another name",
                 same_folder->path, file.path, same_folder->arm(), file.arm());

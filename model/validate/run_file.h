@@ -18,7 +18,9 @@ namespace fp8flow::validate {
 
 inline constexpr const char *kRuns = "runs", *kRunFile = "run.json", *kChecksum = "checksum";
 
-// "bf16_control-3", the name of its folder; characters that file names do not have become '_'.
+// Of an arm; characters that file names do not have become '_'.
+std::string file_name_of(const std::string& arm);
+// "bf16_control-3", the name of its folder.
 std::string job_name(const std::string& arm, int64_t seed);
 
 // The keys that decide what a run computes, in "configuration".
