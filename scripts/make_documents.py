@@ -128,7 +128,7 @@ LAYERS = {
     "profile_deepseek_v2_lite_4gpu.json": "DeepSeek-V2-Lite, 64 experts",
 }
 STAGES = "profile_deepseek_v3_4gpu_recipes.json"  # the layer that is shown stage by stage
-WHOLE_MODEL, LOSSES = "profile_qwen3_30b_a3b_20_layers_4gpu.json", "validate_evidence_h200.json"
+WHOLE_MODEL, LOSSES = "profile_qwen3_30b_a3b_20_layers_4gpu.json", "validate_evidence_524m_h200.json"
 
 
 def layers():
@@ -162,7 +162,7 @@ def headline():
                        {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}))
     arms = {arm["arm"]: arm for arm in load(LOSSES)["arms"]}
     losses = {recipe: statistics.mean(arms[recipe]["losses"]) for recipe in ("bf16", "fp8_flow")}
-    rows.append(row(f"training loss in nats per byte at 100 M tokens, 64 experts, mean of {len(arms['bf16']['losses'])} seeds", "{:.4f}", losses,
+    rows.append(row(f"training loss in nats per byte at 524 M tokens, 64 experts, mean of {len(arms['bf16']['losses'])} seeds", "{:.4f}", losses,
                     interval(arms["fp8_flow"]["training_difference"], 2)))
     return table(rows, *names, WHOLE_MODEL, LOSSES)
 
@@ -578,8 +578,8 @@ TABLES = {**{make.__name__: make for make in (
     exchange, exchange_sms, slow_operations, loss, family_errors, models_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_h200.json"),
-    "evidence": functools.partial(differences, LOSSES),
-    "evidence_524m": functools.partial(differences, "validate_evidence_524m_h200.json"),
+    "evidence": functools.partial(differences, "validate_evidence_h200.json"),
+    "evidence_524m": functools.partial(differences, LOSSES),
     "fixed_routing": functools.partial(differences, "validate_evidence_routing_h200.json"),
     "deepseek_v2_lite": functools.partial(losses, "validate_deepseek_v2_lite_h200_x2.json")}
 
