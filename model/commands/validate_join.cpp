@@ -93,14 +93,15 @@ int write_validation(const Options& options, const Config& config, const Provena
     log.result("  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log, runs/",
                folder.path());
     const bool passes = outcomes.verdict == Verdict::pass,
-               ablates = !passes && options.ablation == Ablation::none;
+               ablates = !passes && outcomes.judged > 0 && options.ablation == Ablation::none;
     std::vector<std::string> next = {config_of_run(options, config.output.out), "--out",
                                      config.output.out + (ablates ? "_ablation" : "_profile")};
     if (ablates) next.insert(next.begin() + 1, "--ablate");
     log.result(next_text(
         {{ablates ? "which optimisation it is" : "where the time goes",
           command_line(ablates ? "validate" : "profile", with_options(next, options), provenance.ranks)}}));
-    log.result("verdict: {}", name_of(outcomes.verdict));
+    log.result("verdict: {}{}", name_of(outcomes.verdict),
+               outcomes.judged == 0 ? ": " + answer_text(outcomes, config) : "");
     return passes ? 0 : static_cast<int>(ExitCode::verdict_miss);
 }
 

@@ -200,7 +200,10 @@ std::string answer_text(const Outcomes& outcomes, const Config& config) {
         if (o.pairs.empty() || o.against != outcomes.arms.front().arm || o.arm == kControlArm) continue;
         if (worst == nullptr || std::abs(o.training.mean) > std::abs(worst->training.mean)) worst = &o;
     }
-    if (worst == nullptr) return "no recipe to compare";
+    if (outcomes.judged == 0)
+        return fmt::format("no arm was compared with {} (validate.recipes, --arm)",
+                           outcomes.arms.front().arm);
+    if (worst == nullptr) return "no arm and its baseline ended with the same seed";
     const int64_t seeds = worst->training.pairs;
     return fmt::format("{} {} from the loss of {} {}, limit {:.3g} %", worst->arm,
                        percent_text(worst->training, worst->base), outcomes.arms.front().arm,

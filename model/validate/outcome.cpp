@@ -128,11 +128,14 @@ Outcomes outcomes_of(const std::vector<Run>& runs, const std::vector<Arm>& arms,
         if (!result.arms.empty()) {
             outcome.against = arm.against.empty() ? arms.front().name : arm.against;
             compare_with_baseline(own, losses_of(outcome.against, runs, result), result, spec, outcome);
-            // the worst of all arms but the control arm
-            if (arm.name != kControlArm) result.verdict = std::max(result.verdict, outcome.verdict);
+            if (arm.name != kControlArm) {
+                ++result.judged;
+                result.verdict = std::max(result.verdict, outcome.verdict);
+            }
         }
         result.arms.push_back(std::move(outcome));
     }
+    if (result.judged == 0) result.verdict = Verdict::inconclusive;
     compare_with_control(result);
     return result;
 }

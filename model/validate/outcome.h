@@ -53,7 +53,8 @@ struct Outcomes {
     PooledVariance training, held_out;
     std::vector<Outcome> arms;        // the baseline first
     std::optional<double> noise;      // the control arm's largest smoothed difference
-    Verdict verdict = Verdict::pass;  // the worst of all arms but the control arm
+    int64_t judged = 0;               // all arms but the baseline and the control arm
+    Verdict verdict = Verdict::pass;  // the worst of them; inconclusive if there are none
 
     const Outcome* find(const std::string& arm) const;
 };

@@ -114,6 +114,17 @@ TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
     expect_contains(result.at("command").get<std::string>(), "--set 'validate.recipes=[bf16]'");
 }
 
+TEST(Validate, WithoutAComparedArmTheVerdictIsInconclusive) {
+    TemporaryFolder folder;
+    const CommandResult run =
+        fp8flow_alone(validate(folder.path("out"), {"training.train_iters=1", "validate.recipes=[bf16]",
+                                                    "validate.control_arm=none", "validate.warmup_iters=0"}));
+    EXPECT_EQ(run.status, 1) << run.err;
+    EXPECT_EQ(last_line(run.out),
+              "verdict: inconclusive: no arm was compared with bf16 (validate.recipes, --arm)");
+    expect_contains(run.out, "fp8flow profile ");  // not --ablate
+}
+
 TEST(Validate, AHeldOutLossThatIsNotFiniteIsADivergedRun) {
     TemporaryFolder folder;
     const CommandResult run = fp8flow_alone(

@@ -166,6 +166,18 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
     EXPECT_EQ(report::outcome_cells(both, arms.front().config)[1].back(), "baseline, 1 diverged");
 }
 
+TEST(Outcome, WithoutAComparedArmNothingPasses) {
+    for (const std::vector<std::string>& names : {std::vector<std::string>{"bf16"}, {"bf16", kControlArm}}) {
+        const std::vector<Arm> arms = arms_of(names);
+        Runs runs;
+        for (const std::string& name : names) runs.push_back(run_of(name, 1, 0));
+        const Outcomes all = outcomes_of(runs, arms, arms[0].config.validate);
+        EXPECT_EQ(report::validate_json(all, arms, arms[0].config).at("verdict"), "inconclusive");
+        expect_contains(report::validate_page({"test", arms[0].config, {}}, all, {}),
+                        "test, inconclusive: no arm was compared with bf16 (validate.recipes, --arm)");
+    }
+}
+
 TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     const std::vector<Arm> arms = arms_of({"bf16", "flow"});
     const Config& config = arms.front().config;
