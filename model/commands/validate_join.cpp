@@ -124,8 +124,8 @@ int run_join(const Options& options, ProcessGroup& world) {
     int status = 0;
     if (run_folder.is_first_rank()) {
         const OutputFolder& folder = run_folder.folder();
-        const BackendChoice backend = choose_backend(BackendKind::reference, options.placement, world);
-        const Provenance provenance = make_provenance(options.command, backend, 1);
+        const Provenance provenance =
+            make_provenance(options.command, choose_backend(BackendKind::reference), 1);
         log.open(folder, "validate.log");
         folder.write_atomic("config.yaml", run_config_yaml(config, provenance));
         const OutputFolder runs = folder.subfolder(kRuns);

@@ -241,6 +241,11 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     for (const json& loss : flow.at("lm_loss")) EXPECT_LE(loss.dump().size(), 10u) << loss;
     EXPECT_EQ(flow.at("initial weights"), run_file(folder.path("joined"), "bf16-2").at("initial weights"));
     expect_contains(joined.out, last_line(one.out));
+    // under the launcher of the jobs
+    const CommandResult again =
+        fp8flow_on_ranks(2, {"validate", "--join", folder.path("jobs"), "--out", folder.path("again")});
+    EXPECT_EQ(again.status, one.status) << again.err;
+    EXPECT_EQ(statement(folder.path("again")), statement(folder.path("one")));
 }
 
 bool has_checkpoint(const std::string& folder) {
