@@ -107,7 +107,10 @@ void add_losses(Page& page, const Config& config, const validate::Outcomes& outc
                   {"bands", json::array({{{"low", -limit}, {"high", limit}, {"name", "limit"}}})},
                   {"rows", std::move(rows)}});
     page.set("loss",
-             {{{"title", "loss, nats per token"}, {"x_label", "iteration"}, {"series", curves}},
+             {{{"title", "loss, nats per token, logarithmic"},
+               {"x_label", "iteration"},
+               {"log", true},
+               {"series", curves}},
               {{"title", title + " from " + outcomes.arms.front().arm +
                              (others ? ", or from the arm named below" : "")},
                {"x_label", "iteration"},
@@ -147,8 +150,9 @@ std::string train_page(const RunTitle& title, const TrainResult& run) {
         run.first_step > 0 ? fmt::format(", from iteration {} on", run.first_step + 1) : "";
     page.fact("time" + part, format_duration(run.seconds));
     page.fact("tokens per second, all ranks" + part, format_si(run.tokens_per_second));
-    page.set("loss", json::array({{{"title", "nats per token"},
+    page.set("loss", json::array({{{"title", "nats per token, logarithmic"},
                                    {"x_label", "iteration"},
+                                   {"log", true},
                                    {"series", std::move(curves)},
                                    {"lines", std::move(lines)}}}));
     page.set("stage_seconds", run.last.stage_seconds);
