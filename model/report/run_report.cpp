@@ -126,10 +126,10 @@ std::string counted(int64_t count, std::string_view noun) {
 }
 
 std::string run_name(const std::string& config_path, const std::string& hf_config) {
-    std::filesystem::path path = config_path;
-    if (config_path.empty()) path = std::filesystem::path(hf_config).parent_path().filename();
-    const std::string stem = path.stem().string();
-    return stem.empty() ? "a model" : stem;
+    const std::filesystem::path path = config_path.empty() ? hf_config : config_path;
+    if (!config_path.empty() && path.filename() != "config.yaml") return path.stem();
+    const std::string folder = path.empty() ? "" : absolute(path).lexically_normal().parent_path().filename();
+    return folder.empty() ? "a model" : folder;
 }
 
 std::string model_shape(const Config& config) {

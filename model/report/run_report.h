@@ -54,8 +54,8 @@ std::string capacity_text(const Config& config, const StepResult& result, const 
 
 // config.yaml of a run: its command line as a comment, then every key.
 std::string run_config_yaml(const Config& config, const Provenance& provenance);
-// "quickstart" of configs/quickstart.yaml; without a configuration the folder of the Hugging Face
-// config.json.
+// "quickstart" of configs/quickstart.yaml; the folder of a run's config.yaml, or of the Hugging Face
+// config.json if there is no other.
 std::string run_name(const std::string& config_path, const std::string& hf_config);
 // "2 layers, hidden 256, 8 experts top-4 of width 256"
 std::string model_shape(const Config& config);

@@ -33,6 +33,15 @@ private:
     std::vector<std::string> warnings_;
 };
 
+TEST(RunReport, NamesARunAfterItsConfigurationOrFolder) {
+    EXPECT_EQ(run_name("configs/quickstart.yaml", "models/Qwen1.5-MoE/config.json"), "quickstart");
+    EXPECT_EQ(run_name("runs/lr_1e-4.5/config.yaml", ""), "lr_1e-4.5");
+    EXPECT_EQ(run_name("runs/a/../b/config.yaml", ""), "b");
+    EXPECT_EQ(run_name("", "models/Qwen1.5-MoE/config.json"), "Qwen1.5-MoE");
+    EXPECT_EQ(run_name("config.yaml", ""), std::filesystem::current_path().filename());
+    EXPECT_EQ(run_name("", ""), "a model");
+}
+
 TEST(RunReport, WarnsOfDataThatAreTooSmallForTheRun) {
     Config config;
     config.data.data_kind = DataKind::text;
