@@ -159,7 +159,7 @@ std::string table_heading(const Outcomes& outcomes, const Config& config) {
 
 std::string control_text(const Outcomes& outcomes) {
     if (!outcomes.noise)
-        return fmt::format("no noise floor: {}",
+        return fmt::format("No noise floor: {}",
                            outcomes.find(kControlArm) != nullptr
                                ? "the control arm has no seed in common with its baseline"
                                : "no control arm ran (validate.control_arm)");

@@ -106,7 +106,7 @@ TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
              {"--ablate"}));
     EXPECT_LE(run.status, 1) << run.err;
     EXPECT_FALSE(std::filesystem::exists(folder.path("experts"))) << "a file is of one run, here are eight";
-    expect_contains(run.out, "no noise floor: no control arm ran");
+    expect_contains(run.out, "No noise floor: no control arm ran");
     const json result = read_json(folder.path("out/validate.json"));
     EXPECT_TRUE(result.at("noise floor").is_null()) << result.at("noise floor");
     EXPECT_EQ(result.at("arms").size(), 8u);  // bf16 and seven switches
