@@ -82,7 +82,9 @@ TEST_F(RunFolders, EveryCommandFollowsTheRule) {
     const std::string config = config_file("test");
     const Texts backend = {"--backend", "reference", "--out", "out"};
     for (const Texts& command :
-         {Texts{"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16]"},
+         {Texts{"validate", config, "--set", "training.train_iters=6", "--set",
+                "validate.recipes=[bf16, fp8_flow]", "--set", "validate.max_relative_loss_error=1", "--set",
+                "validate.warmup_iters=0"},
           Texts{"profile", config, "--steps", "1", "--recipes", "bf16"},
           Texts{"bench", "rms_norm", "--samples", "1"}}) {
         const Texts line = with(command, backend);
@@ -127,7 +129,8 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
     const Texts commands[] = {
         {"train", config, "--set", "training.train_iters=2", "--set", "output.tensorboard_dir=tb",
          "--tensor-stats", "--set", "output.tensor_stats_interval=1"},
-        {"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16]"},
+        {"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16, fp8_flow]",
+         "--set", "validate.max_relative_loss_error=1", "--set", "validate.warmup_iters=0"},
         {"profile", config, "--steps", "1", "--recipes", "bf16"},
         {"bench", "rms_norm", "--samples", "1"},
         {"train", config, "--dump-samples", "2"}};
