@@ -15,6 +15,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
+#include <set>
 
 namespace fp8flow {
 
@@ -106,6 +107,23 @@ int plan_run(const Options& options, std::optional<int64_t> gpus) {
     return 0;
 }
 
+// A line if the batch of the configuration is no multiple of micro-batch x GPUs in some rows; else empty.
+std::string rounded_text(const Config& config, const std::vector<Choice>& choices) {
+    const int64_t asked = config.training.global_batch_size;
+    std::set<std::pair<int64_t, int64_t>> rounded;
+    for (const Choice& c : choices)
+        if (const int64_t batch = c.config.training.global_batch_size; batch != asked)
+            rounded.emplace(c.gpus, batch);
+    std::vector<std::string> texts;
+    texts.reserve(rounded.size());
+    for (const auto& [gpus, batch] : rounded) texts.push_back(fmt::format("{} on {} GPUs", batch, gpus));
+    return texts.empty() ? ""
+                         : fmt::format(
+                               "training.global_batch_size is {}, rounded up to multiples of micro-batch "
+                               "x GPUs: planned with {}\n",
+                               asked, fmt::join(texts, ", "));
+}
+
 // Several runs in one table.
 int plan_table(const Options& options) {
     const Config config = read_config(options, std::nullopt);
@@ -125,9 +143,10 @@ int plan_table(const Options& options) {
                                              : fmt::format("searched, because {} is not set", key);
     };
     if (!options.plan.markdown)
-        fmt::print("EP: {}; DP = GPUs / EP\nmicro-batch: {}\n\n",
+        fmt::print("EP: {}; DP = GPUs / EP\nmicro-batch: {}\n{}\n",
                    why(!options.plan.expert_parallel.empty(), "--ep", "parallel.expert_model_parallel_size"),
-                   why(!options.plan.micro_batches.empty(), "--micro-batch", "training.micro_batch_size"));
+                   why(!options.plan.micro_batches.empty(), "--micro-batch", "training.micro_batch_size"),
+                   search.own_batch ? rounded_text(config, choices) : "");
     fmt::print("{}", options.plan.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
     if (!options.plan.json.empty())
         write(config.output.out, options.plan.json,

@@ -88,6 +88,11 @@ TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
     expect_contains(plan.out, "8 GPUs (EP 4 x DP 2)");
     const CommandResult fits = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4"});
     EXPECT_EQ(fits.out.find("planned with"), std::string::npos);
+    const CommandResult table =
+        succeeded(fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4,8,16"}));
+    expect_contains(table.out,
+                    "training.global_batch_size is 4, rounded up to multiples of micro-batch x GPUs: planned "
+                    "with 8 on 8 GPUs, 16 on 16 GPUs\n");
 }
 
 TEST(Plan, OneRunIsPredictedBelowItsTables) {
