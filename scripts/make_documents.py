@@ -491,7 +491,8 @@ def loss():
 def interval(of, digits=3):
     """A difference with its 95 % interval, from validate.json."""
     low, high = of["interval_percent"]  # None: one held-out loss has no interval
-    return f"{of['mean_percent']:+.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f} %" if high is not None else " %")
+    mean = round(of["mean_percent"], digits) + 0.0  # not -0.0
+    return f"{mean:+.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f} %" if high is not None else " %")
 
 
 def differences(name):

@@ -98,7 +98,7 @@ std::vector<std::string> cells_of(const Measured& before, const Measured& after)
     const auto known = [](const Measured& one) { return one ? format_fixed(one->median * 1e3, 3) : "-"; };
     std::vector<std::string> cells = {known(before), known(after), "-", "-"};
     if (!before || !after) return cells;
-    cells[2] = fmt::format("{:+.3f}", (after->median - before->median) * 1e3);
+    cells[2] = format_signed((after->median - before->median) * 1e3, 3);
     if (std::min(before->samples, after->samples) == 0)
         cells[3] = "spread not known";
     else if (!resolved(*before, *after) || before->median <= 0)

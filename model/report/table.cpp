@@ -134,6 +134,12 @@ std::string format_fixed(double value, int decimals) {
     return std::isfinite(value) ? fmt::format("{:.{}f}", value, decimals) : not_finite(value);
 }
 
+std::string format_signed(double value, int decimals) {
+    if (!std::isfinite(value)) return not_finite(value);
+    const std::string text = fmt::format("{:+.{}f}", value, decimals);
+    return std::stod(text) == 0 ? fmt::format("{:+.{}f}", 0.0, decimals) : text;
+}
+
 std::string format_percent(double ratio, int decimals) {
     return std::isfinite(ratio) ? fmt::format("{:.{}f} %", 100.0 * ratio, decimals) : not_finite(ratio);
 }

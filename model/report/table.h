@@ -48,6 +48,7 @@ std::string format_si(double value, int digits = 3);            // 1.23 M, 45.6 
 std::string format_bytes(double bytes);                         // 512 B, 1.50 GiB
 std::string format_count(int64_t value);                        // 1,234,567
 std::string format_fixed(double value, int decimals);           // 3.142
+std::string format_signed(double value, int decimals);          // +3.142; +0.000 if it rounds to zero
 std::string format_percent(double ratio, int decimals = 2);     // 0.0025 -> 0.25 %
 std::string format_scientific(double value, int decimals = 3);  // 1.234E-05, Megatron's spelling
 std::string format_duration(double seconds);  // 850 us, 12.3 ms, 4.56 s, 1:02:03, 2 d 03:04:05

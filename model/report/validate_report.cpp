@@ -117,7 +117,7 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
 std::string percent_text(const Difference& d, double base) {
     if (d.pairs == 0 || !(base > 0)) return "-";
     const double half_width = d.half_width() / base * kPercent;
-    return fmt::format("{:+.3f}{} %", d.mean / base * kPercent,
+    return fmt::format("{}{} %", format_signed(d.mean / base * kPercent, 3),
                        std::isfinite(half_width) ? fmt::format(" ± {:.3f}", half_width) : "");
 }
 
@@ -132,7 +132,7 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
             {label_of(o, outcomes),
              format_count(o.against.empty() ? std::ssize(o.runs) : std::ssize(o.pairs)),
              o.losses.empty() ? "-" : format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
-             o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
+             o.pairs.empty() ? "-" : format_signed(o.training.mean, 4),
              percent_text(o.held_out, o.base_held_out), o.to_control ? format_fixed(*o.to_control, 1) : "-",
              percent(o.training.detectable() / o.base), percent(o.smoothed.max),
              o.runs.empty() ? "-"

@@ -79,6 +79,9 @@ TEST(Format, CountsAndFractions) {
     EXPECT_EQ(format_count(-1234567), "-1,234,567");
     EXPECT_EQ(format_count(std::numeric_limits<int64_t>::min()), "-9,223,372,036,854,775,808");
     EXPECT_EQ(format_fixed(3.14159, 3), "3.142");
+    EXPECT_EQ(format_signed(0.0005, 3), "+0.001");
+    EXPECT_EQ(format_signed(-0.0006, 3), "-0.001");
+    EXPECT_EQ(format_signed(-0.0004, 3), "+0.000");
     EXPECT_EQ(format_percent(0.0025), "0.25 %");
     EXPECT_EQ(format_scientific(1e-4, 6), "1.000000E-04");
 }
