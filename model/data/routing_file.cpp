@@ -49,20 +49,26 @@ GivenRouting::GivenRouting(const std::string& path, const RoutingShape& shape) :
     if (recorded == nullptr || shape.data == 0) return;
     require_same("data", checksum_text(shape.data),
                  ": record it with the data and the training.seed of this run");
-    const int64_t tokens = std::ssize(ids_[0]) / 2 / shape.topk;
-    require(recorded->numel() * shape.seq_length == tokens, ExitCode::data,
+    require(recorded->numel() * shape.seq_length == tokens(), ExitCode::data,
             "{}: has {} samples of {} tokens, this run has model.seq_length {}", path, recorded->numel(),
-            tokens / std::max<int64_t>(1, recorded->numel()), shape.seq_length);
+            tokens() / std::max<int64_t>(1, recorded->numel()), shape.seq_length);
     recorded_ = file_.bytes(*recorded);
+}
+
+void GivenRouting::require_after_rollback(int64_t wanted) const {
+    require(wanted <= tokens(), ExitCode::data,
+            "{}: has {} tokens, this run reads {}: it is resumed after a rollback (training.on_divergence), "
+            "which skipped data; resume it without data.routing_path",
+            file_.path(), tokens(), wanted);
 }
 
 void GivenRouting::read(size_t layer, int64_t row, std::span<int32_t> ids) const {
     const int64_t k = shape_.topk, count = std::ssize(ids) / k;
     const std::span<const uint8_t> all = ids_[layer];
     require((row + count) * k * 2 <= std::ssize(all), ExitCode::data,
-            "{}: has {} tokens, this run reads {}: it is resumed after a rollback (training.on_divergence), "
-            "which skipped data; resume it without data.routing_path",
-            file_.path(), std::ssize(all) / 2 / k, row + count);
+            "{}: has {} tokens, this run reads {}: record it with a larger training.train_iters, or take "
+            "fewer steps (profile.profile_step_end, profile.energy_seconds)",
+            file_.path(), tokens(), row + count);
     for (int64_t t = row; !recorded_.empty() && t < row + count; t += shape_.seq_length)
         require(recorded_[static_cast<size_t>(t / shape_.seq_length)] == 1, ExitCode::data,
                 "{}: the run that recorded it did not come to sample {}", file_.path(),

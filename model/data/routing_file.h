@@ -26,11 +26,16 @@ class GivenRouting {
 public:
     // The file has at least shape.tokens; exactly as many where shape.data is 0.
     GivenRouting(const std::string& path, const RoutingShape& shape);
+    // A run that is resumed after a rollback may need more tokens than shape.tokens. Refuses a file that has
+    // fewer now, not when the run comes to its end.
+    void require_after_rollback(int64_t wanted) const;
     // ids [ids.size() / K, K] of the rows from `row` on, in the layer of this index. Refuses rows that were
     // not recorded, and ids that are out of range or twice in a row.
     void read(size_t layer, int64_t row, std::span<int32_t> ids) const;
 
 private:
+    int64_t tokens() const { return std::ssize(ids_[0]) / 2 / shape_.topk; }
+
     SafetensorsFile file_;
     RoutingShape shape_;
     std::vector<std::span<const uint8_t>> ids_;

@@ -52,7 +52,7 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t order, c
 void StepRouting::open(ProcessGroup& world, const Start& start) {
     if (std::exchange(is_open_, true)) return;
     const int64_t tokens = shape_.tokens + start.skipped_samples * shape_.seq_length;
-    if (given_) given_->read(0, tokens, {});  // throws now, not when the run comes to the end of the file
+    if (given_) given_->require_after_rollback(tokens);
     if (record_path_.empty()) return;
     RoutingShape shape = shape_;
     shape.tokens = tokens;

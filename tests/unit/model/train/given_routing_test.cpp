@@ -177,6 +177,10 @@ TEST(GivenRouting, WhatDoesNotFitIsRefusedWithBothValues) {
     std::vector<int32_t> ids(8);
     GivenRouting(folder.write("routing", bytes_of({})), kShape).read(1, 4, ids);
     EXPECT_EQ(ids, (std::vector<int32_t>{7, 6, 5, 4, 3, 2, 1, 0}));
+    // as profile does with more steps than the run that recorded it
+    expect_contains(
+        error_of(ExitCode::data, [&] { GivenRouting(folder.path("routing"), kShape).read(1, 8, ids); }),
+        "has 8 tokens, this run reads 12: record it with a larger training.train_iters");
     const std::string good = bytes_of({});
     refusal(good.substr(0, good.size() - 3), kShape);
     for (const auto& [shape, parts] : std::initializer_list<std::pair<RoutingShape, Texts>>{
