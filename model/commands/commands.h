@@ -100,6 +100,9 @@ inline RunFolder::Request run_folder_of(const Options& options, const std::strin
     return {.path = out, .command = options.command, .taken = options.taken, .holder = options.holder};
 }
 
+// Warns of each of these keys that the command line sets: the command does not read it.
+void warn_of_unread(const Config& config, std::initializer_list<const char*> keys, report::RunLog& log);
+
 int run_train(const Options& options, ProcessGroup& world);
 // The token windows that the run would read, in their order, to <out>/samples.npy.
 int run_dump_samples(const Options& options, ProcessGroup& world);

@@ -49,6 +49,7 @@ public:
                           counted(world.size(), "rank"), config_.parallel.expert_model_parallel_size,
                           backend_.note));
         report_start(log_, config_, backend_, world.size());
+        warn_of_unread(config_, {"checkpoint.load", "checkpoint.pretrained_checkpoint"}, log_);
         if (!joined_.empty()) log_.line(joined_);
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);

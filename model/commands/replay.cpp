@@ -76,6 +76,7 @@ public:
 
     int run() {
         log_.line(backend_.note);
+        warn_of_unread(config_, {"checkpoint.load", "checkpoint.pretrained_checkpoint"}, log_);
         log_.line("replay: {} tokens, recipe {}, {}; tokens {} on each", tokens_,
                   recipe_name(config_.precision), counted(world_.size(), "rank"), slots_);
         load();

@@ -3,6 +3,7 @@
 #include "model/commands/trained_model.h"
 
 #include "model/checkpoint/resume.h"
+#include "model/config/fields.h"
 #include "model/config/hf_config.h"
 #include "model/predict/require_fit.h"
 #include "model/weights/load.h"
@@ -11,31 +12,45 @@ namespace fp8flow {
 
 namespace {
 
+// On the command line: not of a file, as the run's own configuration is.
+bool is_asked(const Config& config, const char* key) {
+    const auto origin = config.origin.find(key);
+    return origin != config.origin.end() && origin->second == "--set";
+}
+
 Config read(const Options& options) {
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     CheckpointSpec& from = config.checkpoint;
-    const auto is_asked = [&](const char* key) {  // not of the run's own configuration
-        const auto origin = config.origin.find(key);
-        return origin != config.origin.end() && origin->second == "--set";
-    };
-    const bool has_load = is_asked("checkpoint.load");
+    const bool has_load = is_asked(config, "checkpoint.load");
     std::string weights = options.weights;
-    if (weights.empty() && !has_load && is_asked("checkpoint.pretrained_checkpoint"))
+    if (weights.empty() && is_asked(config, "checkpoint.pretrained_checkpoint"))
         weights = from.pretrained_checkpoint;
+    require(weights.empty() || from.load.empty() || !has_load, ExitCode::usage,
+            "checkpoint.load = {} and --weights (checkpoint.pretrained_checkpoint) {} both name the weights: "
+            "give one of the two",
+            from.load, weights);
     if (!weights.empty()) {
-        from.load.clear();
-        from.pretrained_checkpoint = weights;
-    } else if ((!options.run.empty() && !has_load) || from.load == "auto") {
-        const std::string run = options.run.empty() ? config.output.out : options.run;
-        from.load = from.save.empty() ? run : from.save;
+        from.pretrained_checkpoint = weights;  // load() warns if a file has checkpoint.load
+    } else {
+        if ((!options.run.empty() && !has_load) || from.load == "auto") {
+            const std::string run = options.run.empty() ? config.output.out : options.run;
+            from.load = from.save.empty() ? run : from.save;
+        }
+        if (!from.load.empty()) from.pretrained_checkpoint.clear();
     }
-    from.finetune = !from.load.empty();  // the weights alone, whatever the data are
-    if (from.finetune) from.pretrained_checkpoint.clear();
+    from.finetune = weights.empty() && !from.load.empty();  // the weights alone, whatever the data are
     config.precision.moe_wgrad_micro_batches = 1;
     return config;
 }
 
 }  // namespace
+
+void warn_of_unread(const Config& config, std::initializer_list<const char*> keys, report::RunLog& log) {
+    for (const char* key : keys)
+        if (const ConfigField& field = field_named(key);
+            is_asked(config, key) && field.get(config) != field.get(Config{}))
+            log.line("warning: {} = {} has no effect: this command does not read it", key, field.get(config));
+}
 
 TrainedModel::TrainedModel(const Options& options, ProcessGroup& world)
     : options_(options),
@@ -59,6 +74,9 @@ void TrainedModel::load(std::shared_ptr<const data::TokenSource> data, report::R
         for (const std::string& line :
              weights::load_model(path, config_, trainer_->transformer(), trainer_->ops().device()))
             log.line(line);
+        if (const std::string& load = asked_.checkpoint.load; !load.empty())
+            log.line("warning: checkpoint.load = {} ({}) is not read: the weights are those of {}", load,
+                     asked_.origin.at("checkpoint.load"), path);
         trainer_->weights_replaced();
         weights_ = path;
     } else if (const auto resumed = checkpoint::resume(*trainer_, asked_, *data, world_, {})) {

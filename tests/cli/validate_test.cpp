@@ -116,13 +116,14 @@ TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
 
 TEST(Validate, WithoutAComparedArmTheVerdictIsInconclusive) {
     TemporaryFolder folder;
-    const CommandResult run =
-        fp8flow_alone(validate(folder.path("out"), {"training.train_iters=1", "validate.recipes=[bf16]",
-                                                    "validate.control_arm=none", "validate.warmup_iters=0"}));
+    const CommandResult run = fp8flow_alone(validate(
+        folder.path("out"), {"training.train_iters=1", "validate.recipes=[bf16]", "validate.control_arm=none",
+                             "validate.warmup_iters=0", "checkpoint.load=nowhere"}));
     EXPECT_EQ(run.status, 1) << run.err;
     EXPECT_EQ(last_line(run.out),
               "verdict: inconclusive: no arm was compared with bf16 (validate.recipes, --arm)");
     expect_contains(run.out, "fp8flow profile ");  // not --ablate
+    expect_contains(run.out, "warning: checkpoint.load = \"nowhere\" has no effect");
 }
 
 TEST(Validate, AHeldOutLossThatIsNotFiniteIsADivergedRun) {

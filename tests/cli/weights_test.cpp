@@ -80,6 +80,21 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     EXPECT_EQ(models_in(a), 0u);
 }
 
+// Both name the weights: an error on the command line, a warning if the run's own config.yaml has the
+// checkpoint.
+TEST(Weights, WeightsAndACheckpointAreNotBothRead) {
+    const TemporaryFolder folder;
+    const std::string a = folder.path("a");
+    succeeded(fp8flow_alone(train(a, kModel, {"--export", "bf16", "--resume", "auto"})));
+    const Texts evaluate = {"evaluate", a, "--set", "training.eval_iters=1"};
+    const CommandResult run = succeeded(fp8flow_alone(with(evaluate, {"--weights", a + "/hf"})));
+    expect_contains(run.out, "warning: checkpoint.load = auto (" + a + "/config.yaml:");
+    expect_contains(run.out, "weights " + a + "/hf");
+    for (const Texts& key : {Texts{"--weights", "W"}, {"--set", "checkpoint.pretrained_checkpoint=W"}})
+        expect_contains(failure(2, fp8flow_alone(with(with(evaluate, {"--set", "checkpoint.load=L"}), key))),
+                        "checkpoint.load = L and --weights (checkpoint.pretrained_checkpoint) W");
+}
+
 // What of a model no training changes: tokenizer, special tokens, how to generate.
 TEST(Weights, AnExportCarriesWhatCameIn) {
     const TemporaryFolder folder;
