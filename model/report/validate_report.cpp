@@ -128,11 +128,12 @@ Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
         const auto percent = [&](double ratio) {
             return o.pairs.empty() || !std::isfinite(ratio) ? "-" : format_percent(ratio, 3);
         };
+        const int64_t seeds = o.against.empty() ? std::ssize(o.runs) : std::ssize(o.pairs);
+        const double loss =
+            o.against.empty() ? mean_of(o.losses) : o.base + o.training.mean;  // of these seeds
         cells.push_back(
-            {label_of(o, outcomes),
-             format_count(o.against.empty() ? std::ssize(o.runs) : std::ssize(o.pairs)),
-             o.losses.empty() ? "-" : format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
-             o.pairs.empty() ? "-" : format_signed(o.training.mean, 4),
+            {label_of(o, outcomes), format_count(seeds), seeds == 0 ? "-" : format_fixed(loss, 4),
+             percent_text(o.training, o.base), o.pairs.empty() ? "-" : format_signed(o.training.mean, 4),
              percent_text(o.held_out, o.base_held_out), o.to_control ? format_fixed(*o.to_control, 1) : "-",
              percent(o.training.detectable() / o.base), percent(o.smoothed.max),
              o.runs.empty() ? "-"

@@ -124,6 +124,7 @@ TEST(Outcome, ArmsArePairedBySeed) {
             "deviation_nats": 0.00092496246, "degrees_of_freedom": 10.0, "p": 0.0, "pooled": false}})"));
     const report::Cells cells = report::outcome_cells(all, config);
     EXPECT_EQ(cells[2][1], "3") << "seeds of the difference";
+    EXPECT_EQ(cells[2][2], "2.2020") << "of the same seeds";
     EXPECT_EQ(cells[3], (std::vector<std::string>{"off (to flow)", "3", "2.2060", "+0.182 ± 0.226 %",
                                                   "+0.0040", "+0.185 ± 0.092 %", "4.3", "0.281 %", "2.663 %",
                                                   "250", "inconclusive, 10 seeds would decide"}));
