@@ -4,6 +4,7 @@
 
 #include "tests/support/report_page.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,6 +32,19 @@ TEST(ReportPage, HostileTextStaysText) {
     const json data = expect_report_page(html);
     EXPECT_TRUE(data.at("configuration").get<std::string>().starts_with("</script>"));
     EXPECT_EQ(data.at("routing")[0].at("name"), data.at("title"));
+}
+
+// A user's arms have colours of their own, also next to the control arm.
+TEST(ReportPage, FurtherColoursAreNotThoseOfRecipes) {
+    const std::string html = Page("", "", {}).html();
+    const size_t at = html.find("MORE_COLORS = [");
+    const std::string more = html.substr(at, html.find(']', at) - at);
+    for (const char* name : {"bf16", "bf16 control", "fp8_blockwise", "fp8_flow", "mxfp8", "limit"}) {
+        const std::string key = fmt::format("\"{}\": \"", name);
+        const size_t color = html.find(key) + key.size();
+        EXPECT_EQ(html[color], '#') << name;
+        EXPECT_EQ(more.find(html.substr(color, 7)), std::string::npos) << name;
+    }
 }
 
 TEST(ReportPage, LongCurvesAreThinnedAndKeepTheirPeaks) {
