@@ -17,7 +17,26 @@ namespace fp8flow::data {
 
 namespace {
 
-constexpr const char* kRecorded = "recorded";
+constexpr const char *kRecorded = "recorded", *kRun = "run";
+
+// A file that a run has recorded.
+struct Recording {
+    std::string run;  // empty: of a version that did not write it
+    bool is_complete = false;
+};
+// Absent: there is no such file.
+std::optional<Recording> recording_in(const std::string& path) {
+    try {
+        const SafetensorsFile file(path);
+        const auto run = file.header().metadata.find(kRun);
+        const TensorEntry* const recorded = file.find(kRecorded);
+        if (recorded == nullptr) return std::nullopt;
+        return Recording{.run = run == file.header().metadata.end() ? "" : run->second,
+                         .is_complete = std::ranges::count(file.bytes(*recorded), 0) == 0};
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
 
 std::string ids_of(int64_t layer) { return fmt::format("layers.{}.moe.router.ids", layer); }
 
@@ -92,23 +111,33 @@ RecordedRouting::RecordedRouting(const std::string& path, const RoutingShape& sh
     for (const int64_t layer : shape.layers)
         tensors.push_back({ids_of(layer), FileDType::i16, {shape.tokens, shape.topk}});
     tensors.push_back({kRecorded, FileDType::u8, {shape.tokens / shape.seq_length}});
+    std::map<std::string, std::string> metadata = {{"num_experts", std::to_string(shape.num_experts)},
+                                                   {"data", checksum_text(shape.data)},
+                                                   {"recipe", options.recipe},
+                                                   {kRun, options.run}};
+    const std::optional<Recording> there = recording_in(path);
+    if (options.continues && there) metadata[kRun] = there->run;  // also of the run that it branches off
+    if (metadata[kRun].empty()) metadata.erase(kRun);
     std::string text;
-    const SafetensorsWriter writer(
-        tensors,
-        {{"num_experts", std::to_string(shape.num_experts)},
-         {"data", checksum_text(shape.data)},
-         {"recipe", options.recipe}},
-        [&](const void* bytes, size_t count) { text.append(static_cast<const char*>(bytes), count); });
+    const SafetensorsWriter writer(tensors, metadata, [&](const void* bytes, size_t count) {
+        text.append(static_cast<const char*>(bytes), count);
+    });
     header_ = writer.header();
-    if (options.makes_file) make_file(text, writer.file_bytes(), options.continues);
+    const bool unfinished = there && there->run == options.run && !options.run.empty() && !there->is_complete;
+    if (options.makes_file)
+        make_file(text, writer.file_bytes(),
+                  options.continues               ? IfThere::is_continued
+                  : options.resumes && unfinished ? IfThere::is_replaced
+                                                  : IfThere::is_refused);
     file_ = Descriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
     check(static_cast<bool>(file_), "open");
 }
 
-void RecordedRouting::make_file(const std::string& header, int64_t bytes, bool continues) const {
+void RecordedRouting::make_file(const std::string& header, int64_t bytes, IfThere if_there) {
     const std::filesystem::path path = std::filesystem::absolute(path_);
     if (std::filesystem::exists(path)) {
-        require(continues, ExitCode::output, "{}: exists; remove it, or record to another file", path_);
+        require(if_there != IfThere::is_refused, ExitCode::output,
+                "{}: exists; remove it, or record to another file", path_);
         const InputFile file(path_, ExitCode::output);
         std::string there(std::min(header.size(), static_cast<size_t>(file.size())), '\0');
         file.read(0, there.data(), std::ssize(there));
@@ -117,7 +146,8 @@ void RecordedRouting::make_file(const std::string& header, int64_t bytes, bool c
             "{}: was recorded by a run of other tokens, layers, experts or recipe than this one; remove it, "
             "or record to another file",
             path_);
-        return;
+        if (if_there == IfThere::is_continued) return;
+        note_ = fmt::format("{}: replaced, because the run of --out that began it left no checkpoint", path_);
     }
     const OutputFolder folder(path.parent_path().string(), "output.record_routing");
     folder.write_atomic(path.filename().string(), header);

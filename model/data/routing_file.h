@@ -3,7 +3,8 @@
 // --routing). For each MoE layer N one tensor "layers.N.moe.router.ids" [tokens, K] I16: what inference
 // engines return. Row sample * seq_length + position, with samples numbered as the Batcher deals them, so
 // that steps, micro-batches and ranks do not matter. Metadata: num_experts. A file that a run records also
-// has "recorded" [samples] U8, 1 where a sample was written, and the fingerprint of the data and their order.
+// has "recorded" [samples] U8, 1 where a sample was written, and the fingerprints of the data with their
+// order, and of the output folder of the run.
 #pragma once
 
 #include "model/safetensors/file.h"
@@ -46,22 +47,26 @@ private:
 class RecordedRouting {
 public:
     // Makes the file if `makes_file`, otherwise another rank has made it. A run that continues goes on in
-    // its own file. Throws Error(output) where the file exists, or is that of another run.
+    // its own file. One that `resumes`, and found no checkpoint, replaces what the same `run` began to
+    // record. Throws Error(output) where the file exists otherwise, or is that of another run.
     struct Options {
-        bool makes_file = true, continues = false;
+        bool makes_file = true, continues = false, resumes = false;
         std::string recipe;
+        std::string run;  // the same after a restart; empty: not known
     };
     RecordedRouting(const std::string& path, const RoutingShape& shape, const Options& options);
     // ids [seq_length, K] of a sample.
     void write(size_t layer, int64_t sample, std::span<const int32_t> ids);
-    void mark(int64_t sample);  // all its layers are written
+    void mark(int64_t sample);                         // all its layers are written
+    const std::string& note() const { return note_; }  // what was replaced; empty: nothing
 
 private:
-    void make_file(const std::string& header, int64_t bytes, bool continues) const;
+    enum class IfThere : uint8_t { is_refused, is_continued, is_replaced };
+    void make_file(const std::string& header, int64_t bytes, IfThere if_there);
     void write_at(int64_t offset, const void* data, int64_t bytes) const;
     void check(bool done, const char* what) const;  // throws Error(output) with the system's reason
 
-    std::string path_;
+    std::string path_, note_;
     RoutingShape shape_;
     SafetensorsHeader header_;
     Descriptor file_;

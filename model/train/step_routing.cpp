@@ -2,7 +2,10 @@
 // The samples of a micro-batch between file, slot and device.
 #include "model/train/step_routing.h"
 
+#include "kernels/core/random.h"
+
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -30,6 +33,8 @@ StepRouting::StepRouting(Device& device, const Config& config, uint64_t order, c
     : device_(device),
       record_path_(config.output.record_routing),
       recipe_(recipe_name(config.precision)),
+      out_(config.output.out),
+      resumes_(config.checkpoint.load == "auto"),
       shape_(shape_of(config, order)),
       layer_bytes_(to_size(sizes.samples * shape_.seq_length * shape_.topk) * sizeof(int32_t)),
       memory_(device, "given routing") {
@@ -56,12 +61,17 @@ void StepRouting::open(ProcessGroup& world, const Start& start) {
     if (record_path_.empty()) return;
     RoutingShape shape = shape_;
     shape.tokens = tokens;
+    std::error_code none;
+    const std::string folder = std::filesystem::weakly_canonical(out_, none).string();
     // the others open what the first rank has made
     for (const bool makes_file : {true, false}) {
         if (makes_file == (world.rank() == 0))
             recorded_.emplace(record_path_, shape,
-                              RecordedRouting::Options{
-                                  .makes_file = makes_file, .continues = start.continues, .recipe = recipe_});
+                              RecordedRouting::Options{.makes_file = makes_file,
+                                                       .continues = start.continues,
+                                                       .resumes = resumes_,
+                                                       .recipe = recipe_,
+                                                       .run = checksum_text(fnv1a64(folder))});
         world.barrier();
     }
 }

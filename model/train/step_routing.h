@@ -44,6 +44,7 @@ public:
     void keep(const data::Batcher::Range& samples, int64_t slot, std::span<int64_t> equal);
 
     bool gives() const { return given_.has_value(); }
+    std::string note() const { return recorded_ ? recorded_->note() : ""; }
     size_t num_layers() const { return shape_.layers.size(); }
 
 private:
@@ -54,7 +55,8 @@ private:
 
     Device& device_;
     bool is_open_ = false;
-    std::string record_path_, recipe_;
+    std::string record_path_, recipe_, out_;
+    bool resumes_;
     data::RoutingShape shape_;
     size_t layer_bytes_;
     std::optional<data::GivenRouting> given_;

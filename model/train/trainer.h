@@ -143,6 +143,8 @@ public:
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
+    // After the first step, on the first rank: which file output.record_routing replaced; empty: none.
+    std::string routing_note() const { return routing_ ? routing_->note() : ""; }
     // The capacity for routed rows, and the most that plans have needed since it last grew: of
     // one layer, and of all that are saved together.
     using Rows = RowArena::Wanted;

@@ -290,6 +290,16 @@ TEST(Resume, RecordedRouting) {
                  {"--resume", a + "/checkpoints/step_00000004", "--routing", of_a, "--record-routing", of_b},
                  settings)));
     expect_contains(resumed.out, "equal top-k ");
+    // A run without a checkpoint begins again, if it had not recorded all.
+    const std::string of_d = folder.path("d.routing");
+    const Texts again = train(folder.path("d"), 1, {"--record-routing", of_d, "--resume", "auto"},
+                              with(settings, {"checkpoint.save_interval=0"}));
+    succeeded(fp8flow_alone(again));
+    const std::string whole = read_whole(of_d);
+    expect_contains(failure(15, fp8flow_alone(again)), "exists");
+    folder.write("d.routing", whole.substr(0, whole.size() - 1) + '\0');
+    expect_contains(succeeded(fp8flow_alone(again)).out, "warning: " + of_d + ": replaced, because the run");
+    EXPECT_EQ(read_whole(of_d), whole);
     const auto loads_of = [](const std::string& out) {
         Texts loads;
         for (const nlohmann::json& record : metrics_of(out, "step"))

@@ -215,8 +215,31 @@ TEST(GivenRouting, ARecordedFileIsNotReplacedByAnother) {
         error_of(ExitCode::output,
                  [&] { RecordedRouting(path, kShape, {.continues = true, .recipe = "fp8_flow"}); }),
         "recipe");
-    RecordedRouting(path, kShape, {.continues = true, .recipe = "bf16"});
-    EXPECT_EQ(read_whole(path), before);
+    RecordedRouting(path, kShape, {.continues = true, .recipe = "bf16", .run = "new"});
+    EXPECT_EQ(read_whole(path), before) << "of a version that does not name the run";
+}
+
+// By the same run, which was killed before its first checkpoint; what was recorded to the end stays.
+TEST(GivenRouting, AFileThatARunBeganIsReplacedIfItBeginsAgain) {
+    const TemporaryFolder folder;
+    const std::string path = folder.path("routing");
+    const auto record = [&](bool resumes, const std::string& run) {
+        return std::make_unique<RecordedRouting>(
+            path, kShape, RecordedRouting::Options{.resumes = resumes, .recipe = "bf16", .run = run});
+    };
+    const auto refuses = [&](bool resumes, const std::string& run) {
+        expect_contains(error_of(ExitCode::output, [&] { record(resumes, run); }), "exists");
+    };
+    record(true, "a")->mark(1);
+    refuses(false, "a");
+    refuses(true, "b");
+    refuses(true, "");
+    const auto again = record(true, "a");
+    expect_contains(again->note(), "left no checkpoint");
+    const SafetensorsFile file(path);
+    EXPECT_TRUE(std::ranges::equal(file.bytes(*file.find("recorded")), std::vector<uint8_t>{0, 0}));
+    for (const int64_t sample : {0, 1}) again->mark(sample);
+    refuses(true, "a");
 }
 
 }  // namespace
