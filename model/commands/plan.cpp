@@ -63,14 +63,22 @@ Gpu gpu_of(const Options& options) {
     return gpu;
 }
 
-// If --json or --picture writes something else.
+// Where --out, --json or --picture asks for files.
 void write_page(const Options& options, const Config& config, const std::vector<Choice>& choices,
                 const Gpu& gpu) {
-    if (choices.empty() || (options.plan.picture.empty() && options.plan.json.empty())) return;
+    const auto out = config.origin.find("output.out");
+    const bool has_folder = out != config.origin.end() && out->second == "--set";
+    if (!has_folder && options.plan.picture.empty() && options.plan.json.empty()) return;
+    if (choices.empty()) {
+        fmt::print("no {}: it shows predicted times\n", kPageFile);
+        return;
+    }
     const std::string page = plan_page(run_name(options.config_path, options.hf_config), choices, gpu,
                                        make_provenance(options.command, {}, 1));
     write(config.output.out, kPageFile, page);
-    if (!options.plan.picture.empty()) write(config.output.out, options.plan.picture + ".html", page);
+    const std::string& picture = options.plan.picture;
+    if (!picture.empty())
+        write(config.output.out, picture + (picture.ends_with(".html") ? "" : ".html"), page);
 }
 
 void print_warnings(const Config& config) {

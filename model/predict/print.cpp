@@ -216,10 +216,15 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     if (c.time.extrapolated()) out += extrapolation_text(c.time, gpu, "  ");
     std::map<std::string, double> parts;
     for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
-    std::vector<std::string> list;
+    std::erase_if(parts, [](const auto& part) { return part.second <= 0; });
+    int written = 0;  // six parts on a line
     for (const auto& [part, seconds] : parts)
-        if (seconds > 0) list.push_back(fmt::format("{} {}", part, step_text(seconds)));
-    out += fmt::format("  {}; wire {} ms of them\n", fmt::join(list, ", "), step_text(c.time.wire));
+        out += fmt::format("{}{} {}",
+                           written++ % 6 > 0 ? ", "
+                           : written > 1     ? ",\n  "
+                                             : "  ",
+                           part, step_text(seconds));
+    out += fmt::format("; wire {} ms of them\n", step_text(c.time.wire));
     if (const std::string left_out = not_covered(c.config); !left_out.empty())
         out += fmt::format("  not covered: {}\n", left_out);
     if (c.time.host_bound)

@@ -78,6 +78,10 @@ TEST(Plan, JsonGoesBelowOutAndNothingElseIsWritten) {
     line.back() = "../plan.json";
     failure(15, fp8flow_alone(line, folder.path()));
     EXPECT_FALSE(std::filesystem::exists(folder.path("plan.json")));
+    line = with(plan_of("test"), {"--out", "page"});
+    expect_contains(succeeded(fp8flow_alone(line, folder.path())).out, "page/report.html");
+    line = with(line, {"--set", "precision.recipe=mxfp8"});
+    expect_contains(succeeded(fp8flow_alone(line, folder.path())).out, "no report.html");
 }
 
 TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
@@ -106,6 +110,7 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
           "Mean error on 38 runs on one host, of unseen models", "EP of parallel.expert_model_parallel_size,",
           "11.32 B", "one MoE layer and micro-batch", "Memory: fits, 51.1 GiB"})
         expect_contains(plan.out, part);
+    expect_contains(succeeded(fp8flow_alone(plan_of("deepseek_v3"))).out, ",\n  moe layer ");
     const auto json = read_json(folder.path("plans/plan.json"));
     for (const char* key : {"recipe", "gpus", "expert_model_parallel_size", "tokens_per_rank", "parameters",
                             "flops_per_token", "memory_bytes", "recompute", "wire_bytes_per_layer"})
