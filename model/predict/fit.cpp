@@ -22,6 +22,7 @@ struct Setting {
 // The cheapest in time or accuracy first.
 using enum RecomputeGranularity;
 constexpr Setting kSettings[] = {
+    {"precision.moe_wgrad_micro_batches=1", [](Config& c) { c.precision.moe_wgrad_micro_batches = 1; }},
     {"moe.moe_expert_rank_capacity_factor=1.25",
      [](Config& c) { c.moe.moe_expert_rank_capacity_factor = 1.25; }},
     {"recompute.recompute_modules=[layernorm,moe_expert]",

@@ -28,6 +28,12 @@ TEST(RequireFit, TheLastByteCounts) {
     expect_contains(text, "it fits with ");
     EXPECT_EQ(text.find('\n'), std::string::npos);
     expect_contains(shortage_text(config, 8, 1, "GPU memory", 0), "no key alone makes it fit");
+    // The cheapest key first: what `auto` chose.
+    Config joined = config;
+    joined.precision.moe_wgrad_micro_batches = 2;
+    const double most = fit_of(joined, 8, std::numeric_limits<double>::infinity()).needed;
+    expect_contains(shortage_text(joined, 8, most - 1, "GPU memory", 0),
+                    "it fits with precision.moe_wgrad_micro_batches=1");
 }
 
 // Of several runs, one after the other, the one that needs most counts; every rank gets the same message.
