@@ -20,6 +20,7 @@ using namespace report;
 namespace {
 
 constexpr const char* kFile = "evaluate.json";
+constexpr int64_t kMostOfEndless = 1 << 24;  // windows of data that never end
 
 struct Source {
     std::string name;
@@ -155,7 +156,10 @@ nlohmann::ordered_json json_of(const std::vector<Result>& results) {
 Result evaluate(TrainedModel& model, const Source& source, int64_t windows, ProcessGroup& world) {
     const Config& config = model.config();
     const int64_t batch = config.training.global_batch_size;
-    windows = std::min(windows, source.data->samples_per_epoch(Split::held_out));
+    const int64_t all = source.data->samples_per_epoch(Split::held_out);
+    require(all < kUnlimited || windows <= kMostOfEndless, ExitCode::usage,
+            "--windows: got {}, want at most {}: synthetic data have no end", windows, kMostOfEndless);
+    windows = std::min(windows, all);
     Tally tally(*source.data, windows, config.model.vocab_size, model.trainer().ops().device(),
                 config.model.padded_vocab_size);
     model.trainer().evaluate_on(source.data);

@@ -146,6 +146,8 @@ TEST_F(TrainedOnAPeriod, WhatIsMissingIsSaid) {
     const CommandResult fresh = succeeded(run(1, {"evaluate", config_file("test"), "--out", "fresh"}));
     expect_contains(fresh.out, "warning: the weights are as initialised");
     expect_contains(fresh.out, "unknown");  // bits per byte
+    expect_contains(error({"evaluate", config_file("test"), "--out", "fresh", "--windows", "1e12"}),
+                    "synthetic data have no end");
     succeeded(run(1, {"evaluate", config_file("test"), "--out", "two", "--set", "model.vocab_size=2", "--set",
                       "data.synthetic_vocab_size=2"}));
     const auto two = read_json(folder_->path("two/evaluate.json")).at("sources").at(0);
