@@ -193,9 +193,6 @@ private:
                       counted(skipped_, "iteration"), counted(rollbacks_, "time"),
                       counted(failed_saves_, "checkpoint"));
         if (const std::string dead = experts_.warning(); !dead.empty()) log_.line(dead);
-        if (trainer_->evaluations_redone() > 0)
-            log_.line("  evaluations    repeated {}, with a larger row capacity",
-                      counted(trainer_->evaluations_redone(), "time"));
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",
                                                           name_of_signal(stop_signal()), done, all);
@@ -215,6 +212,9 @@ private:
         log_.line("  casts          {} explicit per step on rank 0, in {}", last_.casts,
                   counted(micro_batches, "micro-batch"));
         log_.line("  redone         " + redone_text(redone_));
+        if (trainer_->evaluations_redone() > 0)
+            log_.line("  evaluations    repeated {}, with a larger row capacity",
+                      counted(trainer_->evaluations_redone(), "time"));
         log_.line("  memory         " + memory_text(memory_));
         nlohmann::json memory = memory_json(memory_);
         memory["redone"] = redone_json(redone_);
