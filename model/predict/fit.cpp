@@ -25,7 +25,7 @@ constexpr Setting kSettings[] = {
     {"precision.moe_wgrad_micro_batches=1", [](Config& c) { c.precision.moe_wgrad_micro_batches = 1; }},
     {"moe.moe_expert_rank_capacity_factor=1.25",
      [](Config& c) { c.moe.moe_expert_rank_capacity_factor = 1.25; }},
-    {"recompute.recompute_modules=[layernorm,moe_expert]",
+    {"recompute.recompute_granularity=selective, recompute.recompute_modules=[layernorm,moe_expert]",
      [](Config& c) {
          c.recompute = {.recompute_granularity = selective, .layernorm = true, .moe_expert = true};
      }},

@@ -118,15 +118,17 @@ TEST(Fit, NamesTheLargestAndTheKeysThatFit) {
 }
 
 // The settings do what they say, and none is superfluous.
-TEST(Fit, EverySettingIsNeeded) {
-    const Config config = shipped("qwen3_30b_a3b");
+class Fits : public ::testing::TestWithParam<const char*> {};
+TEST_P(Fits, EverySettingIsNeeded) {
+    const Texts base = {std::string("recompute.recompute_granularity=") + GetParam()};
+    const Config config = shipped("qwen3_30b_a3b", base);
     const double needed = fit_of(config, 8, 0).needed;
     size_t most = 0;
     for (double share = 0.95; share > 0.3; share -= 0.05) {
         const Fit fit = fit_of(config, 8, share * needed);
         most = std::max(most, fit.settings.size());
         const auto fits_without = [&](size_t left_out) {
-            std::vector<std::string> overrides;
+            Texts overrides = base;
             for (size_t i = 0; i < fit.settings.size(); ++i) {
                 std::istringstream settings(i == left_out ? "" : fit.settings[i]);
                 for (std::string one; settings >> one;)  // "a=1, b=2"
@@ -141,6 +143,7 @@ TEST(Fit, EverySettingIsNeeded) {
     }
     EXPECT_GT(most, 2u);
 }
+INSTANTIATE_TEST_SUITE_P(Recompute, Fits, ::testing::Values("none", "full"));
 
 TEST(Fit, SomeModelsFitWithNoKey) {
     Config config = shipped("qwen3_30b_a3b");
