@@ -482,6 +482,12 @@ private:
             dense_layers();
     }
 
+    // 1, every layer, holds for any number of layers.
+    void set_moe_layers(const std::vector<int>& moe, const char* key) {
+        const bool all = std::ranges::count(moe, 0) == 0;
+        set("model.moe_layer_freq", all ? "1" : fmt::format("[{}]", fmt::join(moe, ", ")), key);
+    }
+
     void listed_layers(const char* list) {
         std::vector<int> moe;
         for (const Json& type : json_[list]) {
@@ -489,7 +495,7 @@ private:
             if (moe.back() == 0 && type != "dense" && type != 0)
                 problem(list, "got {}, want dense (0) or sparse (1)", shown(type));
         }
-        set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), list);
+        set_moe_layers(moe, list);
         dense_width(std::ranges::count(moe, 0) > 0);
     }
 
@@ -542,7 +548,7 @@ private:
         if (period < 1 || offset < 0) return problem("expert_layer_period", "want at least 1, and an offset");
         std::vector<int> moe;
         for (int64_t i = 0; i < layers && i < kMostLayers; ++i) moe.push_back(i % period == offset ? 1 : 0);
-        set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "expert_layer_period");
+        set_moe_layers(moe, "expert_layer_period");
         dense_width(true);
     }
 
@@ -565,7 +571,7 @@ private:
                     moe[layer.get<size_t>()] = 0;
             }
         }
-        set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "decoder_sparse_step");
+        set_moe_layers(moe, "decoder_sparse_step");
         dense_width(std::ranges::count(moe, 0) > 0);
     }
 

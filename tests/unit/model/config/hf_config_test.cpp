@@ -516,12 +516,16 @@ TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
     expect_contains(c.warnings[1], "moe.num_experts 32 (128 there)");
     EXPECT_EQ(
         config_of(published("qwen3"), "model: {num_layers: 48}", {"moe.num_experts=64"}).warnings.size(), 1u);
+    // where every layer is MoE, so is one
+    EXPECT_EQ(
+        config_of(published("qwen3"), "model: {seq_length: 64}", {"model.num_layers=1"}).model.moe_layer_freq,
+        std::vector<int>{1});
     // a rule that a key of the user's breaks is that key's
     expect_contains(
-        refused(published("qwen3"), "model: {seq_length: 64,\n num_layers: 4}"),
-        "t.yaml:2:14: model.moe_layer_freq: got 48 entries, want num_layers = 4\n"
-        "t.yaml comes after config.json: model_type qwen3_moe and changes its model: model.num_layers "
-        "4 (48 there): remove these keys to take the model as it is");
+        refused(published("deepseek_v3"), "model: {seq_length: 64,\n num_layers: 4}"),
+        "t.yaml:2:14: model.moe_layer_freq: got 61 entries, want num_layers = 4\n"
+        "t.yaml comes after config.json: model_type deepseek_v3 and changes its model: model.num_layers "
+        "4 (61 there): remove these keys to take the model as it is");
 }
 
 TEST(HfConfig, OtherModelsAreRefusedByNameWithTheReason) {
