@@ -166,8 +166,10 @@ void RunFolder::take_next(const Request& request) {
             if (number > 1)
                 note_ = fmt::format(
                     "warning: {} holds another run: this one goes to {} (--overwrite replaces "
-                    "the other, train --resume auto continues it)",
-                    asked, name_);
+                    "the other, train --resume auto continues it{})",
+                    asked, name_,
+                    request.holder == FolderLock::Holder::is_replaced ? "; --take-over needs one of them"
+                                                                      : "");
             return;
         }
         close();

@@ -150,9 +150,10 @@ void CommandLine::add_run_options() {
         add_flag(command, "--overwrite", options.taken, RunFolder::Taken::overwrite,
                  "write into --out though it holds an earlier run (otherwise: into --out-2, --out-3, ...); "
                  "train removes that run's checkpoints");
-        add_flag(command, "--take-over", options.holder, FolderLock::Holder::is_replaced,
-                 "take --out from the run that holds it, which ends at its next look (a run on a lost "
-                 "machine; a file system without locks)");
+        add_flag(
+            command, "--take-over", options.holder, FolderLock::Holder::is_replaced,
+            "together with --overwrite or --resume: end the run that holds --out, and take it (a run on a "
+            "lost machine); alone: use a new --out on a file system without locks");
         add_backend(command);
         add_number(command, "--start-deadline", start_deadline, {.max = 1e6},
                    "seconds that a rank waits for the others until the configuration is read, 0: for ever "

@@ -248,6 +248,9 @@ TEST_F(RunFolders, ARunThatLostItsFolderStops) {
 // Taken from a live run, which ends; and on a file system without locks.
 TEST_F(RunFolders, TakingOver) {
     const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1"});
+    expect_contains(succeeded(fp8flow_alone(train("out", {"--take-over"}), folder_.path())).out,
+                    "goes to out-2 (--overwrite replaces the other, train --resume auto continues it; "
+                    "--take-over needs one of them)");
     succeeded(fp8flow_alone(train("out", {"--overwrite", "--take-over"}), folder_.path()));
     expect_contains(failure(ExitCode::output, run->wait(60)), "this run has lost its folder");
     const auto without_locks = [&](const Texts& more) {
