@@ -47,6 +47,10 @@ TEST(ReportPage, FurtherColoursAreNotThoseOfRecipes) {
     }
 }
 
+TEST(ReportPage, SavedPicturesHaveNoHtml) {
+    EXPECT_EQ(Page("", "", {}).html().find("foreignObject"), std::string::npos) << "only browsers draw it";
+}
+
 TEST(ReportPage, LongCurvesAreThinnedAndKeepTheirPeaks) {
     Series series;
     for (int i = 0; i < 300000; ++i) {
