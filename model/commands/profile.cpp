@@ -28,9 +28,8 @@ public:
     ProfileRun(const Options& options, ProcessGroup& world)
         : options_(options),
           world_(world),
-          config_(profiled_config(
-              load_config(options.config_path, options.overrides, world.size(), options.hf_config),
-              options.measured_steps)),
+          asked_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
+          config_(profiled_config(asked_, options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           joined_(predict::decide_joined(config_, backend_, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
@@ -49,7 +48,13 @@ public:
                           counted(world.size(), "rank"), config_.parallel.expert_model_parallel_size,
                           backend_.note));
         report_start(log_, config_, backend_, world.size());
-        warn_of_unread(config_, {"checkpoint.load", "checkpoint.pretrained_checkpoint"}, log_);
+        warn_of_unread(asked_,
+                       {"checkpoint.load", "checkpoint.pretrained_checkpoint", "output.record_routing",
+                        "training.on_divergence"},
+                       log_);
+        if (asked_.profile.routing != ProfileRouting::data && !asked_.data.routing_path.empty())
+            log_.line("warning: data.routing_path = {} has no effect: profile.routing is not data",
+                      asked_.data.routing_path);
         if (!joined_.empty()) log_.line(joined_);
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
@@ -168,7 +173,7 @@ private:
 
     const Options& options_;
     ProcessGroup& world_;
-    Config config_;
+    Config asked_, config_;  // as the files and --set have it; as it is profiled
     BackendChoice backend_;
     std::string joined_;  // what was decided of micro-batches
     std::vector<Arm> arms_;

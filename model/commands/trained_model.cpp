@@ -67,6 +67,7 @@ TrainedModel::TrainedModel(const Options& options, ProcessGroup& world)
 }
 
 void TrainedModel::load(std::shared_ptr<const data::TokenSource> data, report::RunLog& log) {
+    warn_of_unread(asked_, {"data.routing_path", "output.record_routing"}, log);
     predict::require_fit(log, {config_}, backend_, world_, options_.placement.ranks_on_host,
                          options_.where_short);
     trainer_ = std::make_unique<Trainer>(config_, world_, backend_, Arithmetic::stated, data);

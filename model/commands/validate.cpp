@@ -260,7 +260,9 @@ ValidateRun::ValidateRun(const Options& options, ProcessGroup& world)
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
     }
     report_start(log_, config_, backend_, world.size());
-    warn_of_unread(config_, {"checkpoint.load"}, log_);
+    warn_of_unread(config_,
+                   {"checkpoint.load", "checkpoint.save", "output.record_routing", "training.on_divergence"},
+                   log_);
     if (!joined_.empty()) log_.line(joined_);
     predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                          options.where_short);

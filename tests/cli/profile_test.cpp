@@ -245,6 +245,8 @@ TEST(Profile, SchedulesAndComparison) {
                       "--set", "output.record_routing=" + folder.path("experts"), "--set",
                       "data.routing_path=nowhere", "--set", "training.grad_norm_limit=1e-3"})));
     EXPECT_FALSE(std::filesystem::exists(folder.path("experts")));
+    for (const char* key : {"output.record_routing", "data.routing_path"})
+        expect_contains(run.out, std::string("warning: ") + key + " = ");
     const auto recipes = recipes_of(out);
     for (const char* name : {"fp8_flow", "fp8_flow + shared", "fp8_flow + wgrad", "fp8_flow + shared + wgrad",
                              "fp8_flow + turns", "fp8_flow + graph"}) {
