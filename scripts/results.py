@@ -15,7 +15,7 @@ A .json is an object, a list of objects, or an object with `runs`, a list of obj
   machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
 A .txt names a commit and a date. A result without a control arm has no noise floor: null, never 0. Exit status 1 if a file breaks a rule.
 
-compact: no values by step, numbers to six digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
+compact: no values by step, numbers to seven digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
 everything of an arm but the times of layer and step, which is what `calibrate.py --check` compares. Medians, spread, conditions, commit and command
 stay, and so does the form: whatever reads profile.json, bench.json or validate.json reads the compact file.
 
@@ -130,7 +130,7 @@ def rounded(value):
     if isinstance(value, list):
         return [rounded(item) for item in value]
     if isinstance(value, float):
-        short = float(f"{value:.6g}")
+        short = float(f"{value:.7g}")
         return int(short) if short.is_integer() and abs(short) < 2**53 else short
     return value
 
