@@ -274,7 +274,7 @@ private:
                 silent = &notes;
         }
         if (stopped != nullptr)
-            give_up(fmt::format("no answer from {} is stopped", described(*stopped)), limit);
+            give_up(fmt::format("no answer from {}: it is stopped", described(*stopped)), limit);
         if (silence(*own) <= limit) return;
         const Stage stage = own->stage;
         if (stage == Stage::mpi_init) {
@@ -286,7 +286,7 @@ private:
                             limit);
         }
         if (silent != nullptr && some_wait)
-            give_up(fmt::format("no answer from {} is silent", described(*silent)), limit);
+            give_up(fmt::format("no answer from {}: it makes no progress", described(*silent)), limit);
         // Calls of MPI that have no deadline of their own; who they wait for is on another host.
         if (stage == Stage::mpi_init || stage == Stage::mpi_finalize) {
             if (silence(*own) > limit + kSecond &&
