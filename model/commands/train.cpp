@@ -223,8 +223,9 @@ private:
         if (config_.output.tensor_stats && done > first_step_) {
             const TensorStats& stats = records_.tensor_stats();
             log_.line(stats.rows().empty()
-                          ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
-                                        recipe_name(config_.precision), config_.output.tensor_stats_interval)
+                          ? fmt::format(
+                                "warning: no quantised tensor was observed (recipe {}, every {} iterations)",
+                                recipe_name(config_.precision), config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats));
             folder_.folder().write_json("tensor_stats.json", tensor_stats_json(stats, provenance_));
             if (!stats.transposed().empty())

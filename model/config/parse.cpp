@@ -283,6 +283,41 @@ private:
     bool yields_ = false;             // the document's values of them are not taken
 };
 
+// Keys, or how they begin, that change nothing without a value of another key.
+struct IdleKey {
+    const char *key, *wanted;
+    bool (*is_idle)(const Config&);
+};
+constexpr IdleKey kIdleKeys[] = {
+    {"training.lr_wsd_", "lr_decay_style: WSD",
+     [](const Config& c) { return c.training.lr_decay_style != LrDecayStyle::wsd; }},
+    {"training.lr_warmup_init", "lr_warmup_iters",
+     [](const Config& c) { return c.training.lr_warmup_iters == 0; }},
+    {"training.freeze_keeps_moments", "freeze",
+     [](const Config& c) { return c.training.freeze.names.empty(); }},
+    {"moe.moe_router_bias_update_rate", "moe_router_enable_expert_bias: true",
+     [](const Config& c) { return !c.moe.moe_router_enable_expert_bias; }},
+    {"output.tensor_stats_interval", "tensor_stats: true",
+     [](const Config& c) { return !c.output.tensor_stats; }},
+    {"output.tensorboard_log_interval", "tensorboard_dir",
+     [](const Config& c) { return c.output.tensorboard_dir.empty(); }},
+    {"output.moe_per_layer_logging", "tensorboard_dir",
+     [](const Config& c) { return c.output.tensorboard_dir.empty(); }},
+    {"data.max_bytes", "data_kind: text", [](const Config& c) { return c.data.data_kind != DataKind::text; }},
+    {"data.file_extensions", "data_kind: text",
+     [](const Config& c) { return c.data.data_kind != DataKind::text; }},
+    {"data.synthetic_", "data_kind: synthetic",
+     [](const Config& c) { return c.data.data_kind != DataKind::synthetic; }},
+};
+
+// Of --set; a file may have them for another run.
+void warn_of_idle_keys(Config& config) {
+    for (const auto& [key, where] : config.origin)
+        for (const IdleKey& idle : kIdleKeys)
+            if (where == "--set" && key.starts_with(idle.key) && idle.is_idle(config))
+                config.warnings.push_back(fmt::format("{} has no effect without {}", key, idle.wanted));
+}
+
 // `--set precision.flow=''` means none, though a plugin has some.
 bool leaves_flow_open(const Config& config) {
     const auto set = config.origin.find("precision.flow");
@@ -319,6 +354,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
         config.moe.moe_aux_loss_coeff.clear();
     for (const ImportedModel::Note& note : first.notes)
         if (!set_by_user(note.key)) config.warnings.push_back(note.text);
+    warn_of_idle_keys(config);
     resolve_config(config);
     if (const auto own = registered_flows(); own.size() > 1 && leaves_flow_open(config))
         problems.add("--plugin", "got {}, want one of them in --set precision.flow=NAME",

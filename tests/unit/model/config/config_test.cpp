@@ -139,6 +139,12 @@ TEST(Config, ARuleThatBecameMegatronsIsSaidWhereItsKeyIsNotSet) {
               0u)
         << config.warnings[0];
     EXPECT_TRUE(parse_config("training: {lr_warmup_iters: 0}\n", "t.yaml").warnings.empty());
+    const auto warned = [](const Texts& overrides) {
+        return parse_config("training: {lr_warmup_iters: 0}\n", "t.yaml", overrides).warnings;
+    };
+    EXPECT_EQ(warned({"tensor_stats_interval=5"}),
+              Texts{"output.tensor_stats_interval has no effect without tensor_stats: true"});
+    EXPECT_EQ(warned({"tensor_stats_interval=5", "tensor_stats=true"}), Texts{});
     const std::string global =
         "moe: {moe_router_load_balancing_type: global_aux_loss, moe_aux_loss_coeff: 0.1}\n";
     ASSERT_EQ(parse_config(global, "t.yaml").warnings.size(), 1u);
