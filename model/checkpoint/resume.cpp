@@ -291,11 +291,11 @@ std::optional<Chosen> choose(const std::string& load, const Target& target, cons
     if (load == "auto") return newest_whole(folder, world, accept);
     if (target.step) return Chosen{open_verified(folder, *target.step, world), {}, {}};
     const std::vector<int64_t> steps = steps_of(folder, world);
-    require(
-        !steps.empty(), ExitCode::checkpoint,
-        "{}: no checkpoint in it, nor in a folder {} below it; --resume auto begins afresh where there is "
-        "none, and checkpoint.save_interval writes them",
-        folder.path(), kCheckpoints);
+    require(!steps.empty(), ExitCode::checkpoint,
+            "{}: no checkpoint in it, nor in a folder {} below it; checkpoint.save_interval writes them, and "
+            "train "
+            "--resume auto starts without one",
+            folder.path(), kCheckpoints);
     return Chosen{open_verified(folder, steps.back(), world), {}, {}};
 }
 

@@ -417,8 +417,8 @@ void resolve_config(Config& config) {
     const int64_t longest = std::max(training.train_iters, training.lr_decay_iters);
     if (training.lr_warmup_iters > longest) {
         config.warnings.push_back(
-            fmt::format("training.lr_warmup_iters is {}, and the run has {} iterations: warm-up takes {}",
-                        training.lr_warmup_iters, longest, longest));
+            fmt::format("training.lr_warmup_iters is {}, and the run has {} iteration{}: warm-up takes {}",
+                        training.lr_warmup_iters, longest, longest == 1 ? "" : "s", longest));
         training.lr_warmup_iters = longest;
     }
     for (std::string& warning : warnings_of_changed_rules(config))
