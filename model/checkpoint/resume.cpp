@@ -292,9 +292,8 @@ std::optional<Chosen> choose(const std::string& load, const Target& target, cons
     if (target.step) return Chosen{open_verified(folder, *target.step, world), {}, {}};
     const std::vector<int64_t> steps = steps_of(folder, world);
     require(!steps.empty(), ExitCode::checkpoint,
-            "{}: no checkpoint in it, nor in a folder {} below it; checkpoint.save_interval writes them, and "
-            "train "
-            "--resume auto starts without one",
+            "{}: no checkpoint in it, nor in a folder {} below it; checkpoint.save_interval writes them, "
+            "train --resume auto starts without one",
             folder.path(), kCheckpoints);
     return Chosen{open_verified(folder, steps.back(), world), {}, {}};
 }
