@@ -23,7 +23,7 @@ std::string help_config() {
     const Config defaults;
     std::string help =
         "Configuration keys (YAML sections; --set section.key=value overrides them).\n"
-        "A key that Megatron-LM has, too, has the name that it has there.\n"
+        "A key that exists in Megatron-LM has the same name there.\n"
         "An integer may be written 5000 or 5e3, a list [a, b].\n";
     std::string section;
     for (const auto& field : config_fields()) {

@@ -217,13 +217,12 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     std::map<std::string, double> parts;
     for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
     std::erase_if(parts, [](const auto& part) { return part.second <= 0; });
-    int written = 0;  // six parts on a line
-    for (const auto& [part, seconds] : parts)
-        out += fmt::format("{}{} {}",
-                           written++ % 6 > 0 ? ", "
-                           : written > 1     ? ",\n  "
-                                             : "  ",
-                           part, step_text(seconds));
+    int written = 0;
+    for (const auto& [part, seconds] : parts) {
+        out += written == 0 ? "  " : written % 6 == 0 ? ",\n  " : ", ";
+        out += part + " " + step_text(seconds);
+        ++written;
+    }
     out += fmt::format("; wire {} ms of them\n", step_text(c.time.wire));
     if (const std::string left_out = not_covered(c.config); !left_out.empty())
         out += fmt::format("  not covered: {}\n", left_out);
