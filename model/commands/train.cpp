@@ -44,6 +44,11 @@ bool continues_in_folder(const Options& options, const Config& config) {
             "--overwrite would remove what --weights {} reads: choose another --out", weights);
     require(!continues || options.taken != RunFolder::Taken::overwrite, ExitCode::usage,
             "--overwrite would remove what --resume {} continues: give one of the two", load);
+    // The file is begun with the first step, when --overwrite has removed the earlier run.
+    const std::string& recorded = config.output.record_routing;
+    const bool begins = load.empty() || (config.checkpoint.finetune && !continues);
+    require(!begins || recorded.empty() || !std::filesystem::exists(recorded), ExitCode::output,
+            "{}: exists; remove it, or record to another file", recorded);
     return continues;
 }
 

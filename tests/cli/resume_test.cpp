@@ -290,6 +290,11 @@ TEST(Resume, RecordedRouting) {
                  {"--resume", a + "/checkpoints/step_00000004", "--routing", of_a, "--record-routing", of_b},
                  settings)));
     expect_contains(resumed.out, "equal top-k ");
+    // A file that is refused removes nothing.
+    expect_contains(failure(ExitCode::output,
+                            fp8flow_alone(train(a, 1, {"--record-routing", of_a, "--overwrite"}, settings))),
+                    of_a + ": exists");
+    EXPECT_TRUE(std::filesystem::exists(a + "/checkpoints/step_00000004"));
     // A run without a checkpoint begins again, if it had not recorded all.
     const std::string of_d = folder.path("d.routing");
     const Texts again = train(folder.path("d"), 1, {"--record-routing", of_d, "--resume", "auto"},
