@@ -100,6 +100,8 @@ inline RunFolder::Request run_folder_of(const Options& options, const std::strin
     return {.path = out, .command = options.command, .taken = options.taken, .holder = options.holder};
 }
 
+// On the command line: not of a file, as the run's own configuration is.
+bool is_asked(const Config& config, const char* key);
 // Warns of each of these keys that the command line sets: the command does not read it.
 void warn_of_unread(const Config& config, std::initializer_list<const char*> keys, report::RunLog& log);
 

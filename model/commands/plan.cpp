@@ -66,9 +66,7 @@ Gpu gpu_of(const Options& options) {
 // Where --out, --json or --picture asks for files.
 void write_page(const Options& options, const Config& config, const std::vector<Choice>& choices,
                 const Gpu& gpu) {
-    const auto out = config.origin.find("output.out");
-    const bool has_folder = out != config.origin.end() && out->second == "--set";
-    if (!has_folder && options.plan.picture.empty() && options.plan.json.empty()) return;
+    if (!is_asked(config, "output.out") && options.plan.picture.empty() && options.plan.json.empty()) return;
     if (choices.empty()) {
         fmt::print("no {}: it shows predicted times\n", kPageFile);
         return;

@@ -12,12 +12,6 @@ namespace fp8flow {
 
 namespace {
 
-// On the command line: not of a file, as the run's own configuration is.
-bool is_asked(const Config& config, const char* key) {
-    const auto origin = config.origin.find(key);
-    return origin != config.origin.end() && origin->second == "--set";
-}
-
 Config read(const Options& options) {
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     CheckpointSpec& from = config.checkpoint;
@@ -44,6 +38,11 @@ Config read(const Options& options) {
 }
 
 }  // namespace
+
+bool is_asked(const Config& config, const char* key) {
+    const auto origin = config.origin.find(key);
+    return origin != config.origin.end() && origin->second == "--set";
+}
 
 void warn_of_unread(const Config& config, std::initializer_list<const char*> keys, report::RunLog& log) {
     for (const char* key : keys)

@@ -116,8 +116,7 @@ void Training::report(const StepResult& result) {
     const StepValues values =
         values_of(config_, flops_per_token_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
     const bool is_first = iteration == first_step_ + 1;
-    if (const std::string note = trainer_->routing_note(); is_first && !note.empty())
-        log_.line("warning: " + note);
+    if (is_first && !trainer_->routing_note().empty()) log_.line("warning: " + trainer_->routing_note());
     records_.add(values, is_first ? &provenance_ : nullptr);
     if (config_.output.tensor_stats) records_.add_tensor_stats(iteration);
     on_step(result, values);
